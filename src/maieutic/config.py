@@ -1,0 +1,313 @@
+"""The recipe schema (torch-free). One recipe is one runnable experiment; see :mod:`maieutic.recipe` for loading and overrides.
+
+Every section is strict: an unknown key or a wrong type is an error. Defaults are the published Eduardo setting
+(``reference-facts``) unless a comment says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+ImportPath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+"""A user's own class or function: ``package.module:Name``."""
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, values do not change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class SamplingSpec(Section):
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_tokens: Count = 512
+    """Most new tokens of one call."""
+
+
+class EngineSpec(Section):
+    """What samples: ``hf`` (in process)."""
+
+    kind: Literal["hf"] = "hf"
+    max_batch_size: Count = 128
+    """Most sequences decoded together."""
+    cache_tokens: Annotated[int, Field(ge=0)] = 65_536
+    """Tokens of key-value cache kept for growing dialogues (0: none)."""
+
+
+class ModelSpec(Section):
+    model: str
+    """Hub id, path, or packaged name (``maieutic models list``)."""
+    revision: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    chat_template: str | None = None
+    """Path of a Jinja file that replaces the tokenizer's template."""
+    engine: EngineSpec = EngineSpec()
+
+
+class LoraSpec(Section):
+    r: Count = 16
+    alpha: Positive = 32
+    dropout: Share = 0.0
+    targets: str | list[str] = "all-linear"
+
+
+class TutorSpec(ModelSpec):
+    kind: Literal["policy"] | ImportPath = "policy"
+    """``policy``, or a user's own :class:`maieutic.env.base.Tutor`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Passed to a user's own class as keyword arguments."""
+    init_from: str | None = None
+    """Path or Hub id of weights or an adapter that training starts from (``model`` keeps naming architecture and tokenizer)."""
+    lora: LoraSpec | None = None
+    thinking: bool | None = None
+    """Passed to the template as ``enable_thinking``; None leaves the template's own default."""
+    thinking_history: Literal["keep", "strip"] = "keep"
+    """What becomes of earlier turns' thinking: kept in the append-only sequence (as published), or one segment a turn."""
+    sampling: SamplingSpec = SamplingSpec(temperature=1.15)
+    """``max_tokens`` is ignored: a tutor turn may use ``env.visible_budget + env.thinking_budget`` tokens."""
+
+
+class StudentSpec(ModelSpec):
+    name: str = "student"
+    kind: Literal["model"] | ImportPath = "model"
+    options: dict[str, Any] = Field(default_factory=dict)
+    weight: Positive = 1.0
+    """Share of episodes that this student plays, relative to the other students'."""
+    sampling: SamplingSpec = SamplingSpec(temperature=0.6, max_tokens=500)
+
+
+class JudgeSpec(Section):
+    kind: Literal["rule"] | ImportPath = "rule"
+    """``rule`` (numeric problems, no model), or a user's own :class:`maieutic.env.base.Judge`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class RewardSpec(Section):
+    kind: Literal["learning_gain"] | ImportPath = "learning_gain"
+    """``learning_gain``, or a user's own function ``(Episode, RewardSpec) -> RewardBreakdown``."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    gate_penalty: Annotated[float, Field(ge=0)] = 0.2
+    soft_penalty: Annotated[float, Field(ge=0)] = 0.75
+    """Subtracted in ``gates: soft`` when a gate rejects (and the post-test is still taken)."""
+    eoc_bonus: float = 0.0
+    """Added to a positive gain when the dialogue ended by the end token."""
+    think_reward: float = 0.0
+    """Times the share of well-formed tutor turns."""
+
+
+class EnvSpec(Section):
+    """What an episode is. Values left out come from ``envs/<name>/env.yaml``; prompts are the files beside it."""
+
+    name: str = "near_transfer"
+    """A folder of ``envs/`` (shipped, or a path)."""
+    kind: Literal["tutoring"] | ImportPath = "tutoring"
+    """``tutoring``, or a user's own :class:`maieutic.env.play.Environment`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    transfer: bool = True
+    """Condition 1: the post-test is the transfer variant (off: the source problem)."""
+    hide_tutor: bool = True
+    """Condition 2: tutor turns read ``(hidden)`` in the post-test."""
+    gates: Literal["hard", "soft", "off"] = "hard"
+    """Condition 3: ``hard`` a rejection costs the reward; ``soft`` subtracts ``reward.soft_penalty``; ``off`` only measures."""
+    gate_names: list[Literal["leakage", "correctness"]] = ["leakage", "correctness"]
+    tutor_sees_solution: bool = False
+    max_turns: Annotated[int, Field(ge=2)] = 22
+    """Most turns of a dialogue, the scripted opening included."""
+    end_token: str = "<end_of_conversation>"
+    end_after: Annotated[int, Field(ge=0)] = 3
+    """The end token is honoured only when at least this many tutor turns precede it."""
+    visible_budget: Count = 150
+    thinking_budget: Annotated[int, Field(ge=0)] = 512
+    """Tokens of one tutor turn; their sum is the hard cap of a turn, each is a decay threshold T0 of the reward."""
+    prompt_limit: Count = 2_048
+    """Most tokens of the tutor's prompt (system, problem, opening)."""
+    conversation_limit: Count = 8_192
+    """Most tokens after the prompt, in the tutor's sequence."""
+    post_test_samples: Annotated[int, Field(ge=1)] = 16
+    """K."""
+    post_test_max_tokens: Count = 800
+    post_test_min_graded: Share = 0.5
+    """Below this share of graded answers the episode is excluded."""
+    student_retries: Annotated[int, Field(ge=0)] = 2
+    """Regenerations of an empty student turn before the episode is excluded."""
+
+    @property
+    def tutor_cap(self) -> int:
+        """Most tokens of one tutor turn."""
+        return self.visible_budget + self.thinking_budget
+
+    @model_validator(mode="after")
+    def _gates_named_once(self) -> Self:
+        if len(set(self.gate_names)) != len(self.gate_names):
+            raise ValueError(f"gate_names lists a gate twice: {self.gate_names}")
+        if self.gates != "off" and not self.gate_names:
+            raise ValueError("gates are on but gate_names is empty: set gates: off, or name a gate")
+        return self
+
+
+class ProblemsSpec(Section):
+    source: str = "gsm-symbolic-mini"
+    """Shipped set, path (.jsonl, .parquet), Hub id, or ``generate:gsm_symbolic`` (see docs/problems.md)."""
+    split: str | None = None
+    """Split of a Hub data set; None takes ``train``."""
+    missing_variant: Literal["error", "drop", "source"] = "error"
+    """Rows without a transfer variant: an error, dropped, or tested on the source problem."""
+    filter: Literal["none", "train_band", "paper_test"] | dict[str, float] = "none"
+    """Named filter on both solve rates, or ``{low: …, high: …}`` (inclusive band)."""
+    eval_filter: Literal["none", "train_band", "paper_test"] | dict[str, float] = "none"
+    train_size: Count | None = None
+    eval_size: Annotated[int, Field(ge=0)] | None = None
+    """Held-out pairs, disjoint from training (None: a tenth)."""
+    eval_source: str | None = None
+    """A separate held-out set (else split off ``source`` by seed)."""
+    split_seed: int = 0
+    """Seed of the split alone, so that runs with other seeds keep the same held-out pairs."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of a generator."""
+
+
+class AlgorithmSpec(Section):
+    loss: Literal["grpo", "dppo"] | ImportPath = "dppo"
+    options: dict[str, Any] = Field(default_factory=dict)
+    divergence: Literal["tv", "kl"] = "tv"
+    """DPPO's mask: binary total variation or binary KL."""
+    delta: Positive | None = None
+    """DPPO's threshold; None: 0.10 for ``tv``, 0.05 for ``kl``."""
+    ratio_cap: Positive = 10.0
+    clip_low: Positive = 0.2
+    clip_high: Positive = 0.2
+    """GRPO's clip range [1 − clip_low, 1 + clip_high]."""
+    advantage_scale: Literal["none", "std"] = "none"
+    kl_beta: Annotated[float, Field(ge=0)] = 0.0
+    """Coefficient of the KL to the initial policy (0: no reference is computed)."""
+
+
+class OptimizerSpec(Section):
+    lr: Positive = 1e-6
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    eps: Positive = 1e-15
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    grad_clip: Positive = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+
+
+class TrainingSpec(Section):
+    max_steps: Count = 75
+    """Rollout steps; each has ``problems_per_step / mini_batch_problems × epochs_per_step`` optimizer steps."""
+    problems_per_step: Count = 16
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """G: episodes of one pair; an advantage baseline needs at least 2."""
+    mini_batch_problems: Count = 8
+    epochs_per_step: Count = 1
+    tokens_per_micro_batch: Count = 16_384
+    packing: Literal["auto", "off"] = "auto"
+    """``auto`` packs sequences where a start-up check shows that the architecture isolates them."""
+    gradient_checkpointing: bool = True
+    logit_chunk: Count = 1_024
+    """Trained positions that are projected to the vocabulary at a time."""
+    optimizer: OptimizerSpec = OptimizerSpec()
+    max_excluded_share: Share = 0.5
+    excluded_patience: Count = 3
+    """The run stops when more than ``max_excluded_share`` of the episodes stay excluded for this many steps in a row."""
+    group_retries: Annotated[int, Field(ge=0)] = 1
+    """Fresh tries for an episode that was lost to an engine or student failure (unknown verdicts are not retried)."""
+    probe_tolerance: Positive | None = None
+    """Most |log-prob difference| between engine and trainer on the start-up probe; None: 1e-4 in fp32, 0.3 in 16 bits."""
+
+    @model_validator(mode="after")
+    def _whole_mini_batches(self) -> Self:
+        if self.problems_per_step % self.mini_batch_problems:
+            raise ValueError(
+                f"problems_per_step ({self.problems_per_step}) is not a multiple of "
+                f"mini_batch_problems ({self.mini_batch_problems})"
+            )
+        return self
+
+
+class EvalSpec(Section):
+    every: Annotated[int, Field(ge=0)] = 10
+    """Steps between held-out evaluations (0: never); always before the first and after the last step when on."""
+    problems: Count | None = None
+    """Held-out pairs used each time (None: all)."""
+    samples: Count = 1
+    """Episodes a problem."""
+    temperature: Annotated[float, Field(ge=0)] = 0.6
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+
+
+class CheckpointSpec(Section):
+    every: Annotated[int, Field(ge=0)] = 10
+    """Steps between checkpoints (0: only at the end and on a signal)."""
+    keep_last: Count = 2
+    best: str | None = "eval/transfer_gain"
+    """Metric whose best checkpoint is kept too (higher is better); None: none."""
+
+
+class TrackingSpec(Section):
+    wandb: Literal["off", "offline", "online"] = "off"
+    tensorboard: bool = False
+    project: str = "maieutic"
+    group: str | None = None
+    tags: list[str] = []
+
+
+class Recipe(Section):
+    """A whole experiment."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    arm: str = "dppo"
+    """Way of tutoring that is compared (``base | sft | tutorrl | grpo | dppo | reat | latent`` or an ablation's name)."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    output_dir: str = "runs"
+    offline: bool = False
+    """Never touch the network."""
+    tutor: TutorSpec
+    students: Annotated[list[StudentSpec], Field(min_length=1)]
+    judge: JudgeSpec = JudgeSpec()
+    env: EnvSpec = EnvSpec()
+    reward: RewardSpec = RewardSpec()
+    problems: ProblemsSpec = ProblemsSpec()
+    algorithm: AlgorithmSpec = AlgorithmSpec()
+    training: TrainingSpec = TrainingSpec()
+    eval: EvalSpec = EvalSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    tracking: TrackingSpec = TrackingSpec()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.algorithm.loss in ("grpo", "dppo") or ":" in self.algorithm.loss:
+            if self.tutor.sampling.top_p < 1:
+                raise ValueError(
+                    f"tutor.sampling.top_p is {self.tutor.sampling.top_p:g}: a ratio loss needs the log-probs of the whole "
+                    "distribution (top_p: 1)"
+                )
+            if self.tutor.sampling.temperature == 0:
+                raise ValueError(
+                    "tutor.sampling.temperature is 0: greedy sampling has no distribution to train on"
+                )
+        names = [s.name for s in self.students]
+        if len(set(names)) != len(names):
+            raise ValueError(f"students share a name: {names}")
+        need = self.env.tutor_cap + max(s.sampling.max_tokens for s in self.students)
+        if need > self.env.conversation_limit:
+            raise ValueError(
+                f"env.conversation_limit is {self.env.conversation_limit}: one turn of each side may take {need} tokens "
+                f"(tutor {self.env.tutor_cap}, student {need - self.env.tutor_cap})"
+            )
+        return self
+
+    @property
+    def worst_case_tokens(self) -> int:
+        """Tokens of the longest conversation that the turn caps allow (published recipe: 12,282), prompt not counted."""
+        tutor_turns = self.env.max_turns // 2
+        student_turns = (self.env.max_turns - 1) // 2
+        return tutor_turns * self.env.tutor_cap + student_turns * max(
+            s.sampling.max_tokens for s in self.students
+        )

@@ -1,0 +1,1 @@
+"""Engines: token ids in, sampled ids and log-probs out."""

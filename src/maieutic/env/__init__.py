@@ -1,0 +1,1 @@
+"""What an episode is: student, gates, post-test, reward and `play()`."""

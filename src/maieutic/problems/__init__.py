@@ -1,0 +1,1 @@
+"""Problem pairs: schema, loaders, filters, splits, generators, measurement."""
