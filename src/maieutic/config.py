@@ -20,7 +20,7 @@ Count = Annotated[int, Field(ge=1)]
 class Section(BaseModel):
     """Base of all sections: unknown keys are errors, values do not change after validation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class SamplingSpec(Section):
