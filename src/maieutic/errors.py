@@ -78,6 +78,10 @@ class RunFolderError(MaieuticError):
     """The run folder cannot be created or written (permissions, full disk)."""
 
 
+class TranscriptError(MaieuticError):
+    """A transcript line that cannot be read (broken, or of an unknown schema version): names the file and the line."""
+
+
 class CheckpointError(MaieuticError):
     """A checkpoint is incomplete, unreadable or belongs to another recipe."""
 
