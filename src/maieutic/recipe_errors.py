@@ -157,13 +157,14 @@ def nearest_key(path: KeyPath) -> str | None:
         near = difflib.get_close_matches(str(last), list(section.model_fields), n=1, cutoff=0.6)
         if near:
             return dotted((*parents, near[0]))
-    every = all_keys()
+    full = dotted(path)
+    every = [k for k in all_keys() if not full.startswith(k + ".")]
     same = [k for k in every if k.rpartition(".")[2] == last]
     if same:
         # the one that shares most of the path, then the shortest
         here = dotted(tuple(parents))
         return max(same, key=lambda k: (k.startswith(here) and bool(here), -k.count("."), -len(k)))
-    near = difflib.get_close_matches(dotted(path), every, n=1, cutoff=0.75)
+    near = difflib.get_close_matches(full, every, n=1, cutoff=0.75)
     return near[0] if near else None
 
 
