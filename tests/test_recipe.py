@@ -315,7 +315,7 @@ def test_a_bad_override_is_named(minimal: Path, override: str, parts: list[str])
         ),
         (
             "training: {optimizer: {learning_rate: 1.0}}\n",
-            ["training.optimizer.learning_rate", "mean 'training.optimizer.lr'"],
+            ["training.optimizer.learning_rate: unknown key", "known keys here: lr"],
         ),
         ("training: {optimizer: {zzz: 1}}\n", ["training.optimizer.zzz", "known keys here: lr, betas"]),
         ("training: {lr: 1e-5}\n", ["training.lr: unknown key", "'training.optimizer.lr'"]),

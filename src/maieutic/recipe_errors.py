@@ -157,15 +157,13 @@ def nearest_key(path: KeyPath) -> str | None:
         near = difflib.get_close_matches(str(last), list(section.model_fields), n=1, cutoff=0.6)
         if near:
             return dotted((*parents, near[0]))
-    full = dotted(path)
-    every = [k for k in all_keys() if not full.startswith(k + ".")]
-    same = [k for k in every if k.rpartition(".")[2] == last]
-    if same:
-        # the one that shares most of the path, then the shortest
+    by_name = {k.rpartition(".")[2]: k for k in reversed(all_keys())}
+    if last in by_name:
         here = dotted(tuple(parents))
-        return max(same, key=lambda k: (k.startswith(here) and bool(here), -k.count("."), -len(k)))
-    near = difflib.get_close_matches(full, every, n=1, cutoff=0.75)
-    return near[0] if near else None
+        same = [k for k in all_keys() if k.rpartition(".")[2] == last]
+        return max(same, key=lambda k: (bool(here) and k.startswith(here), -k.count("."), -len(k)))
+    near = difflib.get_close_matches(str(last), list(by_name), n=1, cutoff=0.75)
+    return by_name[near[0]] if near else None
 
 
 def all_keys(model: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
