@@ -1,0 +1,60 @@
+# make help lists the targets. Each one sets up .venv itself; a second time that costs nothing.
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.maieutic-ready
+TIMED := scripts/timed.sh
+
+# Test workers share the machine: two of them, one BLAS thread each. PYTEST_ARGS adds options: make test PYTEST_ARGS="-k tokens"
+WORKERS ?= 2
+PYTEST := env OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test-fast test test-all check format bench lock clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+
+setup: $(STAMP) ## make .venv from nothing (PYTHON=…, TORCH=cpu|cuda, EXTRAS=dev,reat,latent)
+
+# pyproject.toml and the lock are what the environment is made of; the sources are installed in place.
+$(STAMP): pyproject.toml requirements.lock scripts/setup.sh
+	@$(TIMED) "setting up $(VENV)" scripts/setup.sh
+	@touch $@
+
+demo: $(STAMP) ## train a real small tutor for a few steps on this machine, and write its report
+	@$(TIMED) "demo" scripts/demo.sh $(ARGS)
+
+test-fast: $(STAMP) ## unit tests
+	@$(TIMED) "unit tests" $(PYTEST) -m "not slow and not integration and not vllm" $(PYTEST_ARGS)
+
+test: $(STAMP) ## unit and integration tests
+	@$(TIMED) "unit and integration tests" $(PYTEST) -m "not slow and not vllm" $(PYTEST_ARGS)
+
+test-all: $(STAMP) ## every test, slow ones too
+	@$(TIMED) "every test" $(PYTEST) $(PYTEST_ARGS)
+
+check: $(STAMP) ## ruff and mypy
+	@$(TIMED) "ruff check" $(BIN)/ruff check .
+	@$(TIMED) "ruff format --check" $(BIN)/ruff format --check .
+	@$(TIMED) "mypy" $(BIN)/mypy
+
+format: $(STAMP) ## let ruff format and mend what it can
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## every benchmark; each ends with one JSON line
+	@set -e; found=; for file in benchmarks/*.py; do \
+	    [ -e "$$file" ] || continue; found=1; $(TIMED) "$$file" $(BIN)/python "$$file"; \
+	done; [ -n "$$found" ] || { echo "there is no benchmarks/*.py" >&2; exit 1; }
+
+lock: $(STAMP) ## resolve pyproject.toml anew into requirements.lock (core and every extra, Python 3.11 to 3.13)
+	@$(TIMED) "resolving" $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate \
+	    --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
+	@$(TIMED) "checking it on Python 3.12" $(BIN)/uv pip compile --quiet --python-version 3.12 --all-extras \
+	    -c requirements.lock -o /dev/null pyproject.toml
+
+clean: ## remove caches and build products (not .venv, not runs/)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
