@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 .PHONY: help setup demo test-fast test test-all check format bench lock clean
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## make .venv from nothing (PYTHON=…, TORCH=cpu|cuda, EXTRAS=dev,reat,latent)
 
