@@ -67,7 +67,11 @@ class RewardError(MaieuticError):
 
 
 class NonFiniteLossError(MaieuticError):
-    """Loss or gradient is NaN or infinite; raised before the optimizer moves."""
+    """Loss or gradient is NaN or infinite; raised before the optimizer moves. ``episode_ids``: where it came from."""
+
+    def __init__(self, message: str, episode_ids: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.episode_ids = episode_ids
 
 
 class ExclusionLimitError(MaieuticError):
@@ -92,3 +96,15 @@ class RunInterrupted(MaieuticError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class RunStop(MaieuticError):
+    """An error that stops the whole run (with a checkpoint): it is never turned into an excluded episode."""
+
+
+class SpendingLimitError(RunStop):
+    """The recipe's spending limit is reached."""
+
+
+class EngineDownError(EngineError, RunStop):
+    """No server of a role has answered for the stated outage limit."""
