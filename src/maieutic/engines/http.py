@@ -1,0 +1,289 @@
+"""One pooled HTTP client for any number of equal servers: bounded concurrency, deadlines, retries, routing, outage.
+
+Ownership of time is here alone: an attempt has ``timeout_s``; a request has ``retries`` attempts more after *transient* answers
+(408, 409, 425, 429, 5xx, a broken or unreadable body, an attempt that timed out). While no server can be reached at all the
+request pauses instead (its retries are not spent); when nothing has answered for ``outage_limit_s``, the run stops with
+:class:`EngineDownError`, so that a dead server at night costs a pause and never a wrong score.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import resource
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from maieutic.engines.usage import Ledger
+from maieutic.errors import EngineDownError, EngineError
+
+TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
+"""Statuses that another attempt may cure."""
+MAX_BODY_BYTES = 64 * 2**20
+AFFINITY_SESSIONS = 65_536
+"""Most dialogues whose server is remembered (least recently used go first)."""
+_SPARE_FILES = 64
+"""File descriptors that are left to everything else (logs, weights, workers)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpPolicy:
+    """How one endpoint group is called."""
+
+    concurrency: int = 64
+    """Most requests in flight to one server."""
+    timeout_s: float = 120.0
+    retries: int = 4
+    backoff_s: float = 0.5
+    backoff_max_s: float = 30.0
+    outage_limit_s: float = 900.0
+
+
+@dataclass(slots=True)
+class _Server:
+    url: str
+    slots: asyncio.Semaphore
+    load: int = 0
+    """Requests that hold or await a slot."""
+    down_until: float = 0.0
+    failures: int = 0
+    """Connection failures in a row."""
+
+
+@dataclass(slots=True)
+class _Loop:
+    """What belongs to one event loop."""
+
+    session: aiohttp.ClientSession
+    servers: list[_Server]
+    sessions: OrderedDict[str, int] = field(default_factory=OrderedDict)
+
+
+class _Transient(Exception):
+    def __init__(self, why: str, retry_after: float | None = None) -> None:
+        super().__init__(why)
+        self.retry_after = retry_after
+
+
+class HttpPool:
+    """POSTs JSON to one of several equal servers.
+
+    A ``session`` keeps its server (its prefix cache lives there) unless that server is down or clearly busier than the others;
+    requests without one go to the least-loaded server. Usable from several event loops, one after the other or at once.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        policy: HttpPolicy,
+        *,
+        role: str,
+        ledger: Ledger,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        if not urls:
+            raise EngineError(f"{role}: no server address was given")
+        self.urls = [u.rstrip("/") for u in urls]
+        self.policy, self.role, self.ledger = policy, role, ledger
+        self._headers = dict(headers or {})
+        self._loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
+        self._last_answer = time.monotonic()
+        self._failing_since: float | None = None
+
+    # ------------------------------------------------------------------ requests
+
+    async def post(self, path: str, body: Mapping[str, Any], *, session: str | None = None) -> dict[str, Any]:
+        """One answered request, as parsed JSON.
+
+        Raises:
+            EngineError: refused for good (4xx), or still failing after the retries; names server, status and the answer's start.
+            EngineDownError: nothing has answered for ``outage_limit_s``.
+            SpendingLimitError: the ledger's limit is reached.
+        """
+        state = self._state()
+        payload = json.dumps(body, ensure_ascii=True).encode()
+        usage, policy, spent = self.ledger.usage(self.role), self.policy, 0
+        while True:
+            self.ledger.check()
+            server = self._route(state, session)
+            server.load += 1
+            try:
+                async with server.slots:
+                    answer = await self._attempt(state, server, path, payload)
+            except (
+                aiohttp.ClientConnectorError
+            ) as e:  # nobody there: pause, the retries are for servers that answer
+                server.failures += 1
+                wait = self._backoff(server.failures)
+                server.down_until = time.monotonic() + wait
+                self._check_outage(server, f"{type(e).__name__}: {e}")
+                usage.retries += 1
+                if all(s.down_until > time.monotonic() for s in state.servers):
+                    await asyncio.sleep(min(wait, 5.0))
+                continue
+            except _Transient as e:
+                self._check_outage(server, str(e))
+                if spent >= policy.retries:
+                    usage.failures += 1
+                    raise EngineError(
+                        f"{self.role}: {server.url}{path} still fails after {spent + 1} attempts: {e}"
+                    ) from None
+                spent += 1
+                usage.retries += 1
+                await asyncio.sleep(self._backoff(spent) if e.retry_after is None else e.retry_after)
+                continue
+            except EngineError:
+                usage.failures += 1
+                raise
+            finally:
+                server.load -= 1
+            server.failures, server.down_until = 0, 0.0
+            self._last_answer, self._failing_since = time.monotonic(), None
+            return answer
+
+    async def _attempt(self, state: _Loop, server: _Server, path: str, payload: bytes) -> dict[str, Any]:
+        where = f"{server.url}{path}"
+        try:
+            async with (
+                asyncio.timeout(self.policy.timeout_s),
+                state.session.post(where, data=payload) as r,
+            ):
+                raw = await _read(r, where)
+        except TimeoutError:
+            raise _Transient(f"no answer within {self.policy.timeout_s:g} s") from None
+        except aiohttp.ClientConnectorError:
+            raise
+        except aiohttp.ClientError as e:
+            raise _Transient(f"the connection broke: {type(e).__name__}: {e}") from None
+        if r.status in TRANSIENT:
+            raise _Transient(f"status {r.status}: {_start(raw)}", _retry_after(r, self.policy.backoff_max_s))
+        if r.status >= 400:
+            raise EngineError(f"{self.role}: {where} refused the request: status {r.status}: {_start(raw)}")
+        try:
+            answer = json.loads(raw)
+        except ValueError:
+            raise _Transient(f"the answer is not JSON: {_start(raw)}") from None
+        if not isinstance(answer, dict):
+            raise _Transient(f"the answer is not a JSON object: {_start(raw)}")
+        return answer
+
+    async def get(self, path: str, *, url: str | None = None, timeout_s: float = 10.0) -> tuple[int, bytes]:
+        """One GET without retries (health checks): status and body; status 0 when nobody answers."""
+        state, where = self._state(), (url or self.urls[0]) + path
+        try:
+            async with asyncio.timeout(timeout_s), state.session.get(where) as r:
+                return r.status, await _read(r, where)
+        except (aiohttp.ClientError, TimeoutError, _Transient):
+            return 0, b""
+
+    async def post_one(
+        self, url: str, path: str, body: Mapping[str, Any], *, timeout_s: float
+    ) -> dict[str, Any]:
+        """One POST to a named server, without retries. Raises EngineError naming the server; ``{}`` for an empty answer."""
+        state = self._state()
+        try:
+            async with asyncio.timeout(timeout_s), state.session.post(url + path, json=dict(body)) as r:
+                raw = await _read(r, url + path)
+        except TimeoutError:
+            raise EngineError(f"{self.role}: {url}{path}: no answer within {timeout_s:g} s") from None
+        except (aiohttp.ClientError, _Transient) as e:
+            raise EngineError(f"{self.role}: {url}{path}: {type(e).__name__}: {e}") from None
+        if r.status >= 400:
+            raise EngineError(f"{self.role}: {url}{path}: status {r.status}: {_start(raw)}")
+        try:
+            answer = json.loads(raw or b"{}")
+        except ValueError:
+            return {}
+        return answer if isinstance(answer, dict) else {}
+
+    async def post_all(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> list[dict[str, Any]]:
+        """The same POST to *every* server at once (weight pushes); see :meth:`post_one`."""
+        return list(
+            await asyncio.gather(*(self.post_one(u, path, body, timeout_s=timeout_s) for u in self.urls))
+        )
+
+    async def close(self) -> None:
+        """Close this loop's connections; safe to call twice."""
+        state = self._loops.pop(asyncio.get_running_loop(), None)
+        if state is not None:
+            await state.session.close()
+
+    # ------------------------------------------------------------------ routing and outage
+
+    def _state(self) -> _Loop:
+        loop = asyncio.get_running_loop()
+        state = self._loops.get(loop)
+        if state is None:
+            self._loops = {k: v for k, v in self._loops.items() if not k.is_closed()}
+            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            files = max(4, (soft - _SPARE_FILES) // 2) if soft > 0 else 10**6
+            slots = max(1, min(self.policy.concurrency, files // len(self.urls)))
+            session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=slots * len(self.urls), keepalive_timeout=30),
+                headers={"Content-Type": "application/json", **self._headers},
+                timeout=aiohttp.ClientTimeout(total=None),
+                trust_env=True,
+            )
+            state = _Loop(session, [_Server(u, asyncio.Semaphore(slots)) for u in self.urls])
+            self._loops[loop] = state
+        return state
+
+    def _route(self, state: _Loop, session: str | None) -> _Server:
+        now = time.monotonic()
+        up = [i for i, s in enumerate(state.servers) if s.down_until <= now] or range(len(state.servers))
+        least = min(up, key=lambda i: (state.servers[i].load, i))
+        if session is None:
+            return state.servers[least]
+        own = state.sessions.get(session)
+        # A cached prefix is worth some waiting, not a queue of its own.
+        busy = own is not None and state.servers[own].load > 2 * state.servers[least].load + 8
+        if own is None or own not in up or busy:
+            own = least
+        state.sessions[session] = own
+        state.sessions.move_to_end(session)
+        if len(state.sessions) > AFFINITY_SESSIONS:
+            state.sessions.popitem(last=False)
+        return state.servers[own]
+
+    def _backoff(self, attempt: int) -> float:
+        full = min(self.policy.backoff_max_s, self.policy.backoff_s * 2 ** min(attempt - 1, 16))
+        return full * random.uniform(0.5, 1.0)  # jitter: never part of what a seed fixes
+
+    def _check_outage(self, server: _Server, why: str) -> None:
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        silent = now - max(self._failing_since, self._last_answer)
+        if silent > self.policy.outage_limit_s:
+            raise EngineDownError(
+                f"{self.role}: none of {', '.join(self.urls)} has answered for {silent:.0f} s "
+                f"(limit {self.policy.outage_limit_s:g} s); last failure at {server.url}: {why}"
+            )
+
+
+async def _read(r: aiohttp.ClientResponse, where: str) -> bytes:
+    parts, size = [], 0
+    async for chunk in r.content.iter_any():
+        size += len(chunk)
+        if size > MAX_BODY_BYTES:
+            r.close()
+            raise _Transient(f"{where}: the answer is larger than {MAX_BODY_BYTES // 2**20} MiB")
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def _start(raw: bytes) -> str:
+    return raw[:300].decode("utf-8", "replace")
+
+
+def _retry_after(r: aiohttp.ClientResponse, most: float) -> float | None:
+    try:
+        return min(most, max(0.0, float(r.headers["Retry-After"])))
+    except (KeyError, ValueError):
+        return None
