@@ -1,0 +1,1 @@
+"""Training: from trajectories to weights, on accelerate."""
