@@ -17,6 +17,7 @@ help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## make .venv from nothing (PYTHON=…, TORCH=cpu|cuda, EXTRAS=dev,reat,latent)
+	@echo "$(VENV) is ready"
 
 # pyproject.toml and the lock are what the environment is made of; the sources are installed in place.
 $(STAMP): pyproject.toml requirements.lock scripts/setup.sh

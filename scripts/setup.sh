@@ -4,7 +4,7 @@
 #   PYTHON=python3.12   the interpreter to build .venv with (else the first fit one of those below)
 #   TORCH=cpu|cuda      which build of torch (else: cuda where nvidia-smi lists a GPU). A torch that is already in .venv
 #                       and fits the lock is kept, so a build for an older driver can be installed there by hand first.
-#   EXTRAS=dev,reat     which extras to install (else: dev)
+#   EXTRAS=dev,vllm     which extras to install (else: dev,reat,latent, which is what the tests use)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=.venv
@@ -62,7 +62,7 @@ else
 fi
 
 # ------------------------------------------------------------------------------- everything else, as the lock has it
-extras=${EXTRAS:-dev}
+extras=${EXTRAS:-dev,reat,latent}
 say "installing maieutic[$extras] as requirements.lock has it"
 pip install --quiet "uv==$(locked uv)" || pip install --quiet uv || say "uv is not to be had: pip alone will take longer"
 # uv does not read pip's settings; an index or a certificate named there is meant for it too.
