@@ -21,10 +21,8 @@ LOCK = [
     for line in (REPO / "requirements.lock").read_text().splitlines()
     if not line.lstrip().startswith("#")
 ]
-DECLARED = [
-    Requirement(text)
-    for text in [*PROJECT["dependencies"], *sum(PROJECT["optional-dependencies"].values(), [])]
-]
+GROUPS = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+DECLARED = [Requirement(text) for group in GROUPS for text in group]
 
 
 def locked(name: str, python: str) -> list[str]:
