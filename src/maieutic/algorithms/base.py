@@ -79,5 +79,9 @@ def k3(log_ratio_T: Tensor) -> Tensor:
 
 
 def reference_kl(logprobs_T: Tensor, ref_logprobs_T: Tensor) -> Tensor:
-    """k3 estimate of KL(π‖π_ref) a token, as in DeepSeekMath (arXiv 2402.03300) equation 4; gradient flows to π."""
+    """k3 estimate of KL(π‖π_ref) a token, as in DeepSeekMath (arXiv 2402.03300) equation 4; gradient flows to π.
+
+    Its value is unbiased under π; its gradient is that of KL(π_ref‖π) in expectation, as in every trainer that puts k3 in
+    the loss without DeepSeek-V3.2's importance weight.
+    """
     return k3(log_ratio(ref_logprobs_T.detach().float(), logprobs_T))
