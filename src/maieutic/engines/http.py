@@ -3,7 +3,8 @@
 Ownership of time is here alone: an attempt has ``timeout_s``; a request has ``retries`` attempts more after *transient* answers
 (408, 409, 425, 429, 5xx, a broken or unreadable body, an attempt that timed out). While no server can be reached at all the
 request pauses instead (its retries are not spent); when nothing has answered for ``outage_limit_s``, the run stops with
-:class:`EngineDownError`, so that a dead server at night costs a pause and never a wrong score.
+:class:`EngineDownError`, so that a dead server at night costs a pause and never a wrong score. ``deadline_s`` bounds all of it
+(a judge has one: its absence makes verdicts ``unknown`` and the run goes on).
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class HttpPolicy:
     retries: int = 4
     backoff_s: float = 0.5
     backoff_max_s: float = 30.0
-    outage_limit_s: float = 900.0
+    outage_limit_s: float | None = 900.0
+    """The run stops when nothing has answered for this long; None: never, requests fail one by one at their deadline."""
+    deadline_s: float | None = None
+    """Most seconds of one request, attempts and pauses together (then :class:`EngineError`); None: no such limit."""
 
 
 @dataclass(slots=True)
@@ -106,6 +110,19 @@ class HttpPool:
             EngineDownError: nothing has answered for ``outage_limit_s``.
             SpendingLimitError: the ledger's limit is reached.
         """
+        if self.policy.deadline_s is None:
+            return await self._persist(path, body, session)
+        try:
+            async with asyncio.timeout(self.policy.deadline_s):
+                return await self._persist(path, body, session)
+        except TimeoutError:
+            self.ledger.usage(self.role).failures += 1
+            raise EngineError(
+                f"{self.role}: {', '.join(self.urls)}: no answer to {path} within the deadline of "
+                f"{self.policy.deadline_s:g} s"
+            ) from None
+
+    async def _persist(self, path: str, body: Mapping[str, Any], session: str | None) -> dict[str, Any]:
         state = self._state()
         payload = json.dumps(body, ensure_ascii=True).encode()
         usage, policy, spent = self.ledger.usage(self.role), self.policy, 0
@@ -260,7 +277,7 @@ class HttpPool:
         if self._failing_since is None:
             self._failing_since = now
         silent = now - max(self._failing_since, self._last_answer)
-        if silent > self.policy.outage_limit_s:
+        if self.policy.outage_limit_s is not None and silent > self.policy.outage_limit_s:
             raise EngineDownError(
                 f"{self.role}: none of {', '.join(self.urls)} has answered for {silent:.0f} s "
                 f"(limit {self.policy.outage_limit_s:g} s); last failure at {server.url}: {why}"
