@@ -133,8 +133,12 @@ class Episode:
     seed: int
     student: str
     dialogue: Dialogue
+    pre: float | None = None
+    """The student's cold solve rate of the tested problem, measured before any dialogue."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     post_test: PostTest | None = None
+    extra_tests: dict[str, PostTest] = field(default_factory=dict)
+    """Further post-tests of the same dialogue that an evaluation asked for, by tested problem; no part of the reward."""
     reward: RewardBreakdown | None = None
     exclusion: str | None = None
     error: str | None = None

@@ -1,0 +1,106 @@
+"""The frozen learner on a chat model."""
+
+from __future__ import annotations
+
+from maieutic.config import EnvSpec, StudentSpec
+from maieutic.dialogue import Dialogue, Message, Turn, hidden_view, student_view
+from maieutic.engines.base import ChatModel, Completion, Sampling
+from maieutic.env.base import StudentFailed
+from maieutic.env.prompts import EnvTemplates
+from maieutic.errors import EngineError, EngineMismatchError, RunStop
+from maieutic.problems.schema import Problem, StudentKey
+from maieutic.seeds import derive
+
+
+class ModelStudent:
+    """A student that a chat model plays, without a persona: its errors are the model's own (paper, appendix D.2).
+
+    - A *turn* is sampled from the student's view of the dialogue (tutor turns are user messages, visible part only).
+    - The *post-test* follows the same system prompt, which still names the source problem, and the dialogue with the tutor's
+      turns hidden (or not); the question is one more user message.
+    - A *cold* attempt is the system prompt about the tested problem itself and the cold question. These two templates make
+      ``key.prompt_hash``; its ``max_tokens`` is the post-test's.
+    """
+
+    def __init__(self, chat: ChatModel, spec: StudentSpec, templates: EnvTemplates, env: EnvSpec) -> None:
+        self._chat = chat
+        self._templates = templates
+        self._retries = env.student_retries
+        sampling = spec.sampling
+        self._name = spec.name
+        self._turn = Sampling(sampling.temperature, sampling.top_p, sampling.max_tokens)
+        self._test = Sampling(sampling.temperature, sampling.top_p, env.post_test_max_tokens)
+        self._key = StudentKey(
+            model=chat.name,
+            prompt_hash=templates.cold_hash,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=env.post_test_max_tokens,
+        )
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def key(self) -> StudentKey:
+        return self._key
+
+    async def reply(self, dialogue: Dialogue, *, seed: int) -> Turn:
+        """The next student turn. An empty one is sampled again, at most ``env.student_retries`` times, with derived seeds.
+
+        Raises :class:`StudentFailed` when all are empty, or when the model cannot answer (the cause is attached).
+        """
+        messages = student_view(dialogue, self._templates.student_system(dialogue.problem))
+        for attempt in range(1 + self._retries):
+            draw = seed if attempt == 0 else derive(seed, "empty reply", attempt)
+            (reply,) = await self._ask(messages, self._turn, seed=draw, n=1, session=dialogue.id)
+            if reply.text.strip():
+                return Turn(
+                    "student",
+                    reply.text,
+                    visible_tokens=reply.tokens,
+                    truncated=reply.finish_reason == "length",
+                    attempts=attempt + 1,
+                )
+        raise StudentFailed(
+            f"student {self._name!r} gave an empty reply {1 + self._retries} times in dialogue {dialogue.id}"
+        )
+
+    async def attempt(
+        self,
+        problem: Problem,
+        *,
+        k: int,
+        seed: int,
+        dialogue: Dialogue | None = None,
+        hide_tutor: bool = True,
+    ) -> list[str]:
+        """``k`` answers to ``problem`` as one request: cold when ``dialogue`` is None, else after the dialogue.
+
+        Raises :class:`StudentFailed` when the model cannot answer. An empty answer is an answer (it gets no marks).
+        """
+        if dialogue is None:
+            messages = [
+                Message("system", self._templates.student_system(problem.text)),
+                Message("user", self._templates.cold_question(problem.text)),
+            ]
+        else:
+            view = hidden_view if hide_tutor else student_view
+            messages = view(dialogue, self._templates.student_system(dialogue.problem))
+            question = self._templates.question(problem.text, same=problem.text == dialogue.problem)
+            messages.append(Message("user", question))
+        return [c.text for c in await self._ask(messages, self._test, seed=seed, n=k, session=None)]
+
+    async def _ask(
+        self, messages: list[Message], sampling: Sampling, *, seed: int, n: int, session: str | None
+    ) -> list[Completion]:
+        try:
+            got = await self._chat.complete(messages, sampling, seed=seed, n=n, session=session)
+        except (RunStop, EngineMismatchError):
+            raise  # concerns the whole run, not this episode
+        except EngineError as error:
+            raise StudentFailed(f"student {self._name!r}: {error}") from error
+        if len(got) != n:
+            raise StudentFailed(f"student {self._name!r}: asked for {n} completions, got {len(got)}")
+        return got
