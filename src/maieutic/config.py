@@ -30,14 +30,68 @@ class SamplingSpec(Section):
     """Most new tokens of one call."""
 
 
-class EngineSpec(Section):
-    """What samples: ``hf`` (in process)."""
+class PriceSpec(Section):
+    """US dollars for a million tokens."""
 
-    kind: Literal["hf"] = "hf"
+    input: Annotated[float, Field(ge=0)] = 0.0
+    output: Annotated[float, Field(ge=0)] = 0.0
+    cached_input: Annotated[float, Field(ge=0)] | None = None
+
+
+class HttpSpec(Section):
+    """How servers are called; None of ``outage_limit_s`` and ``deadline_s``: no such limit."""
+
+    concurrency: Count = 64
+    """Most requests in flight to one server."""
+    timeout_s: Positive = 120.0
+    """Most seconds of one attempt."""
+    retries: Annotated[int, Field(ge=0)] = 4
+    """Further attempts after transient answers (408, 409, 425, 429, 5xx, time-outs, broken answers)."""
+    backoff_s: Positive = 0.5
+    backoff_max_s: Positive = 30.0
+    outage_limit_s: Positive | None = 900.0
+    """The run stops, with a checkpoint, when no server of a role has answered for this long."""
+    deadline_s: Positive | None = None
+    """Most seconds of one request, pauses included; then that episode is excluded."""
+
+
+class EngineSpec(Section):
+    """What samples: ``hf`` in process, ``vllm`` servers by token ids, ``chat`` any OpenAI-compatible endpoint by messages."""
+
+    kind: Literal["hf", "vllm", "chat"] = "hf"
     max_batch_size: Count = 128
-    """Most sequences decoded together."""
+    """``hf``: most sequences decoded together."""
     cache_tokens: Annotated[int, Field(ge=0)] = 65_536
-    """Tokens of key-value cache kept for growing dialogues (0: none)."""
+    """``hf``: tokens of key-value cache kept for growing dialogues (0: none)."""
+    urls: list[str] = []
+    """Servers: ``http://host:port``, or ``file:PATTERN`` of the address files that ``maieutic serve`` publishes."""
+    start_timeout_s: Positive = 600.0
+    """How long to wait for address files and for healthy servers."""
+    served_name: str | None = None
+    """The model's name at the endpoint (None: ``vllm`` asks the server, ``chat`` uses ``model``)."""
+    http: HttpSpec = HttpSpec()
+    api_key_env: str | None = None
+    """Environment variable that holds the API key."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """``chat``: merged into each request (thinking off, reasoning effort, …)."""
+    max_tokens_key: str = "max_tokens"
+    send_seed: bool = True
+    send_n: bool = True
+    """``chat``: off for endpoints that refuse ``seed`` or ``n`` (an ``n = k`` request is then k requests)."""
+    price: PriceSpec = PriceSpec()
+    push_folder: str | None = None
+    """``vllm`` tutor: folder shared by trainer and servers for weights (None: the run's folder; ``/dev/shm/…`` on one node)."""
+    push_timeout_s: Positive = 300.0
+    serve_args: list[str] = []
+    """Added to the command of ``maieutic serve`` (``--tensor-parallel-size 2`` and the like)."""
+
+    @model_validator(mode="after")
+    def _servers_named(self) -> Self:
+        if self.kind == "hf" and self.urls:
+            raise ValueError("engine.urls is set but engine.kind is hf: set kind: vllm or kind: chat")
+        if self.kind != "hf" and not self.urls:
+            raise ValueError(f"engine.kind is {self.kind} but engine.urls names no server")
+        return self
 
 
 class ModelSpec(Section):
@@ -83,9 +137,27 @@ class StudentSpec(ModelSpec):
 
 
 class JudgeSpec(Section):
-    kind: Literal["rule"] | ImportPath = "rule"
-    """``rule`` (numeric problems, no model), or a user's own :class:`maieutic.env.base.Judge`."""
+    kind: Literal["rule", "llm"] | ImportPath = "rule"
+    """``rule`` (numeric problems, no model), ``llm``, or a user's own :class:`maieutic.env.base.Judge`."""
     options: dict[str, Any] = Field(default_factory=dict)
+    model: str | None = None
+    """``llm``: the judge model, and how it is asked."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    engine: EngineSpec = EngineSpec()
+    sampling: SamplingSpec = SamplingSpec(temperature=0.6, max_tokens=4_096)
+    votes: Annotated[int, Field(ge=1)] = 3
+    reasks: Annotated[int, Field(ge=0)] = 1
+    """How often an unreadable vote is asked again."""
+    structured: bool = True
+    """Ask for structured output (``chat`` endpoints that have it)."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.kind == "llm" and self.model is None:
+            raise ValueError("judge.kind is llm but judge.model names no model")
+        if self.votes % 2 == 0:
+            raise ValueError(f"judge.votes is {self.votes}: a majority needs an odd number")
+        return self
 
 
 class RewardSpec(Section):
@@ -268,6 +340,8 @@ class Recipe(Section):
     output_dir: str = "runs"
     offline: bool = False
     """Never touch the network."""
+    spending_limit_usd: Positive | None = None
+    """The run stops, with a checkpoint, when paid endpoints have cost this much (see ``price``)."""
     tutor: TutorSpec
     students: Annotated[list[StudentSpec], Field(min_length=1)]
     judge: JudgeSpec = JudgeSpec()
@@ -292,6 +366,10 @@ class Recipe(Section):
                 raise ValueError(
                     "tutor.sampling.temperature is 0: greedy sampling has no distribution to train on"
                 )
+        if self.tutor.engine.kind == "chat" and self.tutor.kind == "policy":
+            raise ValueError(
+                "tutor.engine.kind is chat: a policy is trained on token ids, which need hf or vllm"
+            )
         names = [s.name for s in self.students]
         if len(set(names)) != len(names):
             raise ValueError(f"students share a name: {names}")
