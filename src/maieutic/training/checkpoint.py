@@ -1,0 +1,287 @@
+"""Checkpoints: all that a run needs to continue bit for bit, complete or absent.
+
+    checkpoints/step-000010/
+        model/         what trained, as ``save_pretrained`` writes it (a full model, or a LoRA adapter), with the tokenizer
+        optimizer.pt   optimizer and scheduler
+        rng.pt         random states of each rank: python, numpy, torch, and CUDA where there is one
+        state.json     :class:`TrainState`, written last
+
+A checkpoint is written to ``checkpoints/.tmp-…``, flushed to disk file by file, and renamed; a kill or a full disk leaves
+the previous one as it was. What stands under a temporary name is ignored and removed by the next save.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from maieutic.config import CheckpointSpec, Recipe
+from maieutic.errors import CheckpointError
+from maieutic.training.run_folder import named_os_errors
+
+SCHEMA = 1
+_NAME = re.compile(r"^step-(\d{6,})$")
+_FREE_KEYS = ("name", "arm", "output_dir", "offline", "tracking", "checkpoint", "eval", "training.max_steps")
+"""Keys of a recipe that may differ on resume: none of them changes what a step computes."""
+
+
+@dataclass
+class TrainState:
+    """Where a run stands after a complete step (small, JSON)."""
+
+    step: int = 0
+    """Complete steps."""
+    policy_version: int = 0
+    """Weights after this many steps; equal to ``step`` unless the run began from another run's policy."""
+    optimizer_steps: int = 0
+    tracker_step: int = 0
+    """Last step that trackers have a row of."""
+    epoch: int = 0
+    """Data position: passes over the training pairs that are complete."""
+    offset: int = 0
+    """Data position: pairs of the current pass already used."""
+    eval_done: bool = True
+    """The held-out evaluation that is due after ``step`` has been made (true when none is due)."""
+    excluded_streak: int = 0
+    """Steps in a row with too many excluded episodes."""
+    best: float | None = None
+    """Best value so far of ``checkpoint.best``."""
+    best_step: int | None = None
+    first_eval: dict[str, float] = field(default_factory=dict)
+    """Held-out metrics before the first step, for the table at the end."""
+    last_eval: dict[str, float] = field(default_factory=dict)
+    last_eval_step: int = 0
+    recipe_hash: str = ""
+    recipe: dict[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+
+def frozen_recipe(recipe: Recipe) -> dict[str, Any]:
+    """The recipe without the keys that may differ on resume, flat: ``{"training.group_size": 8, …}``."""
+    flat = _flatten(recipe.model_dump(mode="json"))
+    return {k: v for k, v in flat.items() if not any(k == f or k.startswith(f + ".") for f in _FREE_KEYS)}
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """First 16 hex digits of the SHA-256 of :func:`frozen_recipe`."""
+    return hashlib.sha256(json.dumps(frozen_recipe(recipe), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_recipe(state: TrainState, recipe: Recipe, where: Path) -> None:
+    """Raise :class:`~maieutic.errors.CheckpointError` naming the keys in which ``recipe`` differs from the checkpoint's."""
+    if state.recipe_hash == recipe_hash(recipe):
+        return
+    now, then = frozen_recipe(recipe), state.recipe
+    lines = [
+        f"  {key}: {_show(then, key)} in the checkpoint, {_show(now, key)} in the recipe"
+        for key in sorted(now.keys() | then.keys())
+        if now.get(key, _ABSENT) != then.get(key, _ABSENT)
+    ]
+    raise CheckpointError(
+        f"{where} was written with another recipe:\n"
+        + "\n".join(lines)
+        + "\nresume with the recipe of the run's folder, or start a new run (name=…, tutor.init_from=…)"
+    )
+
+
+_ABSENT = object()
+
+
+def _show(flat: Mapping[str, Any], key: str) -> str:
+    return repr(flat[key]) if key in flat else "absent"
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict) and value:
+        return {k: v for name, sub in value.items() for k, v in _flatten(sub, f"{prefix}{name}.").items()}
+    if isinstance(value, list) and any(isinstance(v, dict) for v in value):
+        return {k: v for i, sub in enumerate(value) for k, v in _flatten(sub, f"{prefix}{i}.").items()}
+    return {prefix[:-1]: value}
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def save(
+    root: Path,
+    state: TrainState,
+    *,
+    save_model: Callable[[Path], None],
+    optimizer: Mapping[str, Any],
+    rng: list[dict[str, Any]],
+) -> Path:
+    """Write ``root/step-NNNNNN`` (rank 0 only) and return it. A checkpoint of this step that is there already stays.
+
+    ``save_model`` writes weights and tokenizer into the folder that it is given; ``optimizer`` holds state dicts by name;
+    ``rng`` one entry a rank. Raises :class:`~maieutic.errors.CheckpointError` when the disk does not take it; whatever was
+    there before is intact then.
+    """
+    import torch
+
+    final = root / f"step-{state.step:06d}"
+    if (final / "state.json").is_file():
+        return final
+    temporary = root / f".tmp-{final.name}-{os.getpid()}"
+    try:
+        with named_os_errors(f"the checkpoint {final}; the previous one is intact", CheckpointError):
+            _remove_leftovers(root)
+            (temporary / "model").mkdir(parents=True)
+            _call(save_model, temporary / "model")
+            _call(torch.save, dict(optimizer), temporary / "optimizer.pt")
+            _call(torch.save, rng, temporary / "rng.pt")
+            (temporary / "state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+            _sync_tree(temporary)
+            os.rename(temporary, final)
+            _sync(root)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return final
+
+
+def _call(function: Callable[..., None], *arguments: Any) -> None:
+    """Serialisers wrap a full disk in errors of their own: make them OSErrors again."""
+    try:
+        function(*arguments)
+    except OSError:
+        raise
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        if any(
+            sign in text
+            for sign in ("No space left", "write failed", "unexpected pos", "os error", "I/O error")
+        ):
+            raise OSError(text) from error
+        raise
+
+
+def _remove_leftovers(root: Path) -> None:
+    for path in root.glob(".tmp-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        _sync(path)
+    _sync(folder)
+
+
+def prune(root: Path, spec: CheckpointSpec, best_step: int | None) -> list[Path]:
+    """Delete all but the last ``keep_last`` checkpoints and the best one; returns what was deleted."""
+    found = complete(root)
+    doomed = [path for step, path in found[: -spec.keep_last] if step != best_step]
+    for path in doomed:
+        shutil.rmtree(path, ignore_errors=True)
+    return doomed
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def discard_after(root: Path, step: int) -> None:
+    """Delete checkpoints that are newer than ``step``: the run goes back to it, and they would be mistaken for its future."""
+    for number, path in complete(root):
+        if number > step:
+            with named_os_errors(f"{path} (to delete it)", CheckpointError):
+                shutil.rmtree(path)
+
+
+def complete(root: Path) -> list[tuple[int, Path]]:
+    """(step, folder) of every complete checkpoint, oldest first."""
+    found = []
+    for path in root.iterdir() if root.is_dir() else ():
+        match = _NAME.match(path.name)
+        if match and (path / "state.json").is_file():
+            found.append((int(match[1]), path))
+    return sorted(found)
+
+
+def find(resume: str | None, root: Path) -> Path | None:
+    """The checkpoint that ``resume`` names: ``auto`` the newest complete one of ``root`` (None: there is none yet), or a path.
+
+    Raises :class:`~maieutic.errors.CheckpointError` for a path without a complete checkpoint.
+    """
+    if resume is None:
+        return None
+    if resume == "auto":
+        found = complete(root)
+        return found[-1][1] if found else None
+    path = Path(resume)
+    if (path / "state.json").is_file():
+        return path
+    inside = complete(path / "checkpoints") or complete(path)
+    if inside:
+        return inside[-1][1]
+    raise CheckpointError(
+        f"resume: {path} is not a complete checkpoint (a folder step-NNNNNN with state.json)"
+    )
+
+
+def load_state(path: Path) -> TrainState:
+    """``state.json`` of a checkpoint. Raises :class:`~maieutic.errors.CheckpointError` when it cannot be read."""
+    try:
+        data = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if data.get("schema") != SCHEMA:
+            raise CheckpointError(
+                f"{path}: checkpoint format {data.get('schema')!r}, this release reads {SCHEMA}"
+            )
+        return TrainState(**data)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}/state.json cannot be read: {error}") from error
+
+
+def load_tensors(path: Path, name: str) -> Any:
+    """``optimizer.pt`` or ``rng.pt``, on the CPU, without running any pickled code."""
+    import torch
+
+    try:
+        return torch.load(path / name, map_location="cpu", weights_only=True)
+    except Exception as error:  # zip, pickle, OS: all mean the same to the reader
+        raise CheckpointError(f"{path / name} cannot be read: {type(error).__name__}: {error}") from error
+
+
+# ---- random states ---------------------------------------------------------------------------------------------------
+
+
+def rng_state() -> dict[str, Any]:
+    """Random states of this process as plain values and tensors (loadable without pickled code)."""
+    import numpy as np
+    import torch
+
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    version, internal, gauss_next = random.getstate()
+    return {
+        "python": [version, list(internal), gauss_next],
+        "numpy": [str(kind), torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Inverse of :func:`rng_state`."""
+    import numpy as np
+    import torch
+
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal), gauss_next))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
