@@ -128,6 +128,20 @@ CASES = [
     (r"\boxed{-1 \frac12}", "-1.5", "right"),
     (r"\boxed{1\frac{1}{2}}", "1/2", "wrong"),
     ("It takes 2 1/2 hours", "2.5", "right"),
+    # times, ratios, lists, sentences
+    ("The answer is 3:30 PM.", "3:30 p.m.", "right"),
+    ("The answer is 3:30 PM", "3:30 AM", "wrong"),
+    ("They meet at 3:30", "3", "wrong"),
+    (r"\boxed{12 pm}", "12 am", "wrong"),
+    ("The ratio is 3:4", "3:4", "right"),
+    ("The answers: 4 and 5", "4, 5", "right"),
+    ("The answer is 4/5 of 20 = 16", "16", "right"),
+    ("The answer is 5 because 2*5 = 10", "5", "right"),
+    ("The answer is 5!", "5", "right"),
+    (r"\boxed{5!}", "120", "right"),
+    (r"\boxed{5!}", "5", "wrong"),
+    (r"\boxed{33.333333\%}", "1/3", "right"),
+    (r"\boxed{33.33\%}", "1/3", "wrong"),
     # choices
     (r"\boxed{A}", "A", "right"),
     (r"\boxed{(A)}", "A", "right"),
@@ -216,6 +230,7 @@ def test_extraction_order(text: str, extracted: str | None) -> None:
     "text",
     [
         r"\boxed{" * 20_000,
+        r"\boxed{" * 20_000 + "1" + "}" * 20_000,
         "answer is " * 20_000,
         "1," * 50_000,
         "$" * 50_000,

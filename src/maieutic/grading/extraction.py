@@ -14,9 +14,10 @@ Only visible text should be given: thinking is private, and may name other answe
 
 import re
 
-from maieutic.grading.plain import clean, has_prose, read_choice, read_number
+from maieutic.grading.plain import MAX_ANSWER_CHARS, clean, has_prose, read_choice, read_number
 
-_MAX_BOXES = 64
+_MAX_HITS = 64
+"""Of each kind of mark only the last ones are looked at, so that hostile text cannot make this quadratic."""
 _TAIL_CHARS = 4000
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
@@ -30,16 +31,17 @@ _DEC = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+(?:\.\d+)?(?![\d])|\d+(?:\.\d+)?|\.\
 _FRAC = r"\\[dtc]?frac\s*(?:\{\s*[-+]?[\d.,]+\s*\}|\d)\s*(?:\{\s*[-+]?[\d.,]+\s*\}|\d)"
 _NUMBER = re.compile(
     r"(?<![\w.\\])(?:(?<!\))[-+−])?\\?[$€£]?[-+−]?"
-    rf"(?:\d+\s*{_FRAC}|{_FRAC}|\d+[ ]\d+/\d+|{_DEC}/{_DEC}|{_DEC})"
+    rf"(?:\d+(?::\d+)+(?:\s*[AaPp]\.?[Mm]\b)?|\d+\s*{_FRAC}|{_FRAC}|\d+[ ]\d+/\d+|{_DEC}/{_DEC}|{_DEC})"
     r"(?:\s*\\?%|\s*percent\b)?"
 )
 _CHOICE = re.compile(
     r"(?<![\w)])\(([A-J])\)(?!\w)|\b(?:option|choice)\s+\(?([A-J])\b\)?|^[ \t*]*([A-J])[.)]?[ \t*.]*$",
     re.MULTILINE,
 )
+_TIME = re.compile(r"\d{1,2}:\d{2}(?:\s*[ap]\.?m\b\.?)?", re.IGNORECASE)
 _MATH_SPAN = re.compile(r"\$\$?([^$\n]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _MATH_RUN = re.compile(
-    r"(?:[-+*/^=<>().,{}\[\]\d\s%$€£_−]|\\[A-Za-z]+|\\[%$,;!{}]|(?<![A-Za-z])[A-Za-z](?![A-Za-z']))+"
+    r"(?:[-+*/^=<>().,:{}\[\]\d\s%$€£_−]|\\[A-Za-z]+|\\[%$,;!{}]|(?<![A-Za-z])[A-Za-z](?![A-Za-z']))+"
 )
 
 
@@ -60,7 +62,7 @@ def _boxed(text: str) -> tuple[str | None, str]:
     """The content of the last closed box, and the text that the other rules may use."""
     best: tuple[int, str] | None = None
     usable = text
-    for m in reversed(list(_BOX.finditer(text))[-_MAX_BOXES:]):
+    for m in reversed(list(_BOX.finditer(text))[-_MAX_HITS:]):
         if text[m.end() : m.end() + 1] == "{":
             end = _closing(text, m.end())
             if end < 0:
@@ -80,6 +82,8 @@ def _boxed(text: str) -> tuple[str | None, str]:
 
 
 def _unbox(content: str) -> str:
+    if len(content) > MAX_ANSWER_CHARS:
+        return content.strip()
     while m := _BOX.search(content):
         if content[m.end() : m.end() + 1] == "{" and (end := _closing(content, m.end())) >= 0:
             content = content[: m.start()] + content[m.end() + 1 : end] + content[end + 1 :]
@@ -100,7 +104,9 @@ def _last_number(text: str) -> tuple[int, str] | None:
 def _from_phrase(tail: str) -> str | None:
     """The answer inside what follows "the answer is"."""
     tail = tail.strip().split("\n", 1)[0]
-    sentence = re.split(r"(?<=[^.])[.!?](?=\s|$|\*)", tail, maxsplit=1)[0].strip().strip("*").strip()
+    sentence = (
+        re.split(r"(?<=[^.])[.!?](?=\s|$|\*)(?!\s*[=+*/-])", tail, maxsplit=1)[0].strip().strip("*").strip()
+    )
     if not sentence or re.match(r"(?:not|n't|in|unclear|unknown)\b", sentence, re.IGNORECASE):
         return None
     plain = clean(sentence)
@@ -112,6 +118,13 @@ def _from_phrase(tail: str) -> str | None:
         span = (m[1] or m[2] or m[3]).strip()
         if span and not has_prose(clean(span)):
             return span
+    if time := _TIME.match(plain):
+        return time[0]
+    left, equals, right = plain.rpartition("=")
+    if equals and not has_prose(left) and read_number(right.strip()):
+        return right.strip()  # `4/5 of 20 = 16`
+    if re.search(r"\d", plain) and _MATH_RUN.fullmatch(re.sub(r"\b(?:and|or)\b", ",", plain)):
+        return sentence  # `4 and 5`
     if label := re.match(r"\(([A-J])\)|([A-J])(?=[),:])", plain):
         return str(label[1] or label[2])
     if (math := _MATH_RUN.match(plain)) and (re.search(r"[\d\\]", math[0]) or math.end() == len(plain)):
@@ -130,10 +143,10 @@ def extract_answer(text: str) -> str | None:
     boxed, text = _boxed(text)
     if boxed is not None:
         return boxed
-    for m in reversed(list(_ANSWER.finditer(text))):
+    for m in reversed(list(_ANSWER.finditer(text))[-_MAX_HITS:]):
         if (answer := _from_phrase(text[m.end() : m.end() + _TAIL_CHARS])) is not None:
             return answer
-    for m in reversed(list(_HASHES.finditer(text))):
+    for m in reversed(list(_HASHES.finditer(text))[-_MAX_HITS:]):
         value = m[1].strip().strip("*").strip()
         plain = clean(value)
         if plain and (read_number(plain) or read_choice(plain) or not has_prose(plain)):

@@ -101,7 +101,7 @@ def _units() -> dict[str, tuple[str, Fraction]]:
         "volume": {"ml milliliter millilitre": "1/1000", "l liter litre": "1"},
         "usd": {"$ usd dollar": "1", "cent": "1/100"},
         "eur": {"€ eur euro": "1"}, "gbp": {"£ gbp": "1"},
-        "angle": {"degree": "1"},
+        "angle": {"degree": "1"}, "before noon": {"am": "1"}, "after noon": {"pm": "1"},
         "speed": {"mph": "0.44704", "kph kmh": "5/18"},
     }  # fmt: skip
     return {
@@ -142,6 +142,7 @@ def clean(text: str) -> str:
         .replace(r"^\circ", " degrees")
     )
     s = re.sub(r"\\(?:infinity|inf)(?![A-Za-z])|\b(?:infinity|inf)\b", r"\\infty", s)
+    s = re.sub(r"(?<=\d)\s*([ap])\.?\s?m\b\.?", r" \1m", s, flags=re.IGNORECASE)
     previous = None
     while s != previous:
         previous = s
@@ -151,13 +152,13 @@ def clean(text: str) -> str:
                 inner = s[len(left) : -len(right)]
                 if left not in inner:
                     s = inner
-        s = re.sub(r"(?<!\.)[.,;!]+$", "", s)
+        s = re.sub(r"(?:(?<=[A-Za-z])!+|(?<!\.)[.,;]+)$", "", s)  # `5!` is a factorial
     return re.sub(r"\s+", " ", s)
 
 
 def has_prose(text: str) -> bool:
-    """True if the cleaned text holds a word of three letters or more that is no LaTeX command or function name."""
-    words = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{3,}", text)
+    """True if the cleaned text holds a word of three letters or more, or am or pm, that is no LaTeX command or function name."""
+    words = re.findall(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|[AaPp][Mm]\b)", text)
     return any(w.lower() not in _MATH_WORDS for w in words)
 
 
@@ -191,7 +192,7 @@ def _unit(rest: str, attached: bool) -> tuple[bool, tuple[str, Fraction] | None,
     # `12cm` is a measure; `12x` and `12m` are algebra; `12 xy` may be: only known units may be short or attached.
     if attached and (len(first[0]) == 1 or not first_known):
         return False, None, 1
-    if len(first[0]) < 3 and not first_known and first[0].lower() not in ("sq", "cu", "of", "in", "am", "pm"):
+    if len(first[0]) < 3 and not first_known and first[0].lower() not in ("sq", "cu", "of", "in"):
         return False, None, 1
     return True, known, scale
 
@@ -289,19 +290,21 @@ def _same_value(a: Fraction, b: Fraction, a_decimals: int | None, b_decimals: in
 def same_number(answer: Number, gold: Number) -> bool:
     """Compare two plain numbers under the rules at the top of this module."""
     a, g = answer.value, gold.value
-    places = (answer.decimals, gold.decimals)
+    a_places, g_places = answer.decimals, gold.decimals
     if answer.unit and gold.unit:
         if answer.unit[0] != gold.unit[0]:
             return False
-        return _same_value(a * answer.unit[1] / gold.unit[1], g, *places)
+        return _same_value(a * answer.unit[1] / gold.unit[1], g, a_places, g_places)
+    as_written = _same_value(a, g, a_places, g_places)
     if answer.percent == gold.percent:
-        return _same_value(a, g, *places)
+        return as_written
     if gold.percent:
-        as_ratio = answer.decimals != 0 and _same_value(a * 100, g, *places)
-        return as_ratio or _same_value(a, g, *places)
+        # A bare integer is a percentage without its sign; a bare decimal or fraction may be either.
+        shifted = None if a_places is None else max(0, a_places - 2)
+        return as_written or (a_places != 0 and _same_value(a * 100, g, shifted, g_places))
     if abs(g) <= 1:
-        return _same_value(a / 100, g, *places)
-    return _same_value(a, g, *places) or (g.denominator != 1 and a / 100 == g)
+        return _same_value(a / 100, g, None if a_places is None else a_places + 2, g_places)
+    return as_written or (g.denominator != 1 and a / 100 == g)
 
 
 def read_choice(text: str) -> tuple[str, str] | None:
