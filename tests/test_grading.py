@@ -218,6 +218,7 @@ def test_table(grader: Grader, slow_grader: Grader, text: str, gold: str, verdic
         ("The answer is 10.\n#### 12", "10"),
         ("#### 12\nso 13", "12"),
         ("I ate 3 of 4", "4"),
+        ("The answer is 3:30 P.M. sharp", "3:30 pm"),
         ("Paris", None),
         (r"\boxed{}", None),
     ],

@@ -142,7 +142,7 @@ def clean(text: str) -> str:
         .replace(r"^\circ", " degrees")
     )
     s = re.sub(r"\\(?:infinity|inf)(?![A-Za-z])|\b(?:infinity|inf)\b", r"\\infty", s)
-    s = re.sub(r"(?<=\d)\s*([ap])\.?\s?m\b\.?", r" \1m", s, flags=re.IGNORECASE)
+    s = re.sub(r"(?<=\d)\s*([ap])\.?\s?m\b\.?", lambda m: f" {m[1].lower()}m", s, flags=re.IGNORECASE)
     previous = None
     while s != previous:
         previous = s
