@@ -54,9 +54,11 @@ if has_torch; then
 elif [ "$TORCH" = cpu ] && [ "$(uname -s)" = Linux ]; then
     say "no NVIDIA GPU (or TORCH=cpu): installing torch $torch for the CPU"
     cpu_index=https://download.pytorch.org/whl/cpu
-    pip install --quiet --no-deps "torch==$torch+cpu" 2>/dev/null ||
-        pip install --quiet --no-deps --timeout 20 --retries 1 --index-url "$cpu_index" "torch==$torch+cpu" 2>/dev/null ||
-        say "no CPU build of torch $torch where pip looks nor at $cpu_index: the CUDA build will be taken (several GB; it works too)"
+    if ! why=$(pip install --quiet --no-deps "torch==$torch+cpu" 2>&1) &&
+        ! why=$(pip install --quiet --no-deps --timeout 20 --retries 1 --index-url "$cpu_index" "torch==$torch+cpu" 2>&1); then
+        say "no CPU build of torch $torch where pip looks, nor at $cpu_index ($(tail -n 1 <<<"$why"))"
+        say "taking the index's own torch, a CUDA build of several GB: it works on a CPU too"
+    fi
 else
     say "installing torch $torch as the index has it (TORCH=$TORCH)"
 fi
