@@ -1,0 +1,177 @@
+"""``maieutic check``: numbers that a person can verify by hand, and faults that are collected rather than raised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maieutic.check import check_recipe, resolve, student_keys
+from maieutic.errors import RecipeError
+from maieutic.memory import model_size
+from maieutic.problems import Problem, ProblemPair, SolveRate, write_pairs
+from maieutic.recipe import load_recipe
+
+RECIPE = """
+name: tiny
+tutor: {{model: {model}, lora: {{r: 4}}}}
+students: [{{model: {model}, sampling: {{max_tokens: 60}}}}]
+env:
+  {{max_turns: 6, visible_budget: 40, thinking_budget: 10, prompt_limit: 100, conversation_limit: 250,
+    post_test_samples: 4, post_test_max_tokens: 50}}
+problems: {{source: p.jsonl, eval_size: 2}}
+training: {{max_steps: 3, problems_per_step: 4, group_size: 2, mini_batch_problems: 2}}
+eval: {{problems: 5, samples: 3}}
+"""
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path, tiny_model_dir: Path) -> Path:
+    path = tmp_path / "r.yaml"
+    path.write_text(RECIPE.format(model=tiny_model_dir))
+    write(tmp_path, rate=0.5)
+    return path
+
+
+def write(folder: Path, rate: float | None, n: int = 8, answer: str = "1") -> None:
+    key = str(student_keys(resolve(load_recipe(folder / "r.yaml")))[0])
+
+    def problem(text: str) -> Problem:
+        return Problem(
+            text=text, answer=answer, rates={} if rate is None else {key: SolveRate(rate=rate, n=4)}
+        )
+
+    pairs = [ProblemPair(id=f"p{i}", source=problem(f"s{i}"), transfer=problem(f"t{i}")) for i in range(n)]
+    write_pairs(folder / "p.jsonl", pairs)
+
+
+def check(path: Path, *overrides: str, **kw: Any) -> Any:
+    return check_recipe(load_recipe(path, overrides), **kw)
+
+
+def test_counts_and_token_bounds(recipe_file: Path) -> None:
+    r = check(recipe_file)
+    assert r.errors == []
+    assert r.plan == {
+        "steps": 3,
+        "episodes_a_step": 8,
+        "episodes": 24,
+        "optimizer_steps_a_step": 2,
+        "optimizer_steps": 6,
+        "post_test_samples_a_step": 32,
+        "train_pairs": 6,
+        "held_out_pairs": 2,
+        "eval_episodes_each_time": 6,
+    }
+    assert r.tokens == {
+        "longest_conversation": 3 * 50 + 2 * 60,
+        "conversation_limit": 250,
+        "longest_tutor_sequence": 350,
+        "most_trained_tokens_a_step": 8 * 150,
+        "most_dialogue_tokens_a_step": 8 * 250,
+        "most_post_test_tokens_a_step": 32 * 50,
+    }
+
+
+def test_the_longest_conversation_is_reported_not_refused(recipe_file: Path) -> None:
+    r = check(recipe_file, with_models=False)
+    assert any("may take 270 tokens, env.conversation_limit is 250" in w for w in r.warnings)
+    assert not any(
+        "may take" in w for w in check(recipe_file, "env.conversation_limit=270", with_models=False).warnings
+    )
+
+
+def test_the_published_setting_is_reported(recipe_file: Path) -> None:
+    path = recipe_file.with_name("published.yaml")
+    path.write_text("name: p\ntutor: {model: a/b}\nstudents: [{model: c/d}]\nproblems: {source: p.jsonl}\n")
+    r = check(path, with_models=False)
+    assert r.tokens["longest_conversation"] == 12_282
+    assert any("12,282" in w and "8,192" in w for w in r.warnings)
+    assert r.errors[0].startswith("SolveRateError"), "the rates in the file are another student's"
+
+
+def test_faults_of_problems_are_collected(recipe_file: Path) -> None:
+    write(recipe_file.parent, rate=None)
+    r = check(recipe_file, with_models=False)
+    assert r.problems is None
+    assert "maieutic data measure" in r.errors[0]
+    assert any(line.startswith("error: SolveRateError") for line in r.lines())
+
+
+def test_warnings_about_problems(recipe_file: Path) -> None:
+    write(recipe_file.parent, rate=1.0, n=4, answer="two apples")
+    w = " | ".join(check(recipe_file, with_models=False).warnings)
+    assert "problems_per_step is 4, there are 2 training pairs" in w
+    assert "2 training pairs are always solved" in w
+    assert "2 training pairs have answers that are not plain numbers" in w
+    write(recipe_file.parent, rate=0.0, answer="1,200.5")
+    w = " | ".join(check(recipe_file, "problems.eval_size=0", with_models=False).warnings)
+    assert "solves none of the tested problems" in w
+    assert "no pairs are held out" in w
+    assert "plain numbers" not in w
+
+
+def test_sizes_come_from_the_config_and_equal_the_model(tiny_model_dir: Path, tiny_model: Any) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    from maieutic.config import LoraSpec
+
+    size = model_size(str(tiny_model_dir), dtype="bfloat16", revision=None, lora=LoraSpec(r=4), offline=True)
+    assert size.parameters == sum(p.numel() for p in tiny_model.parameters())
+    assert size.weight_bytes == 2 * size.parameters
+    c = tiny_model.config
+    head_dim = c.hidden_size // c.num_attention_heads
+    assert size.cache_bytes_per_token == 2 * c.num_hidden_layers * c.num_key_value_heads * head_dim * 2
+    adapted = get_peft_model(tiny_model, LoraConfig(r=4, target_modules="all-linear"))
+    assert size.adapter_parameters == sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+
+
+def test_memory_depends_on_what_is_trained(recipe_file: Path) -> None:
+    lora = check(recipe_file)
+    full = check(recipe_file, "tutor.lora=null")
+    (model,) = lora.models.values()
+    assert lora.memory_bytes["gradients"] == 4 * model["adapter_parameters"]
+    assert "student weights" not in lora.memory_bytes, "one frozen model in memory"
+    assert full.memory_bytes["gradients"] == 4 * model["parameters"]
+    assert full.memory_bytes["student weights"] == full.memory_bytes["tutor weights"], (
+        "the frozen student needs its own"
+    )
+    assert full.memory_bytes["optimizer"] == 2 * full.memory_bytes["gradients"]
+
+
+def test_a_model_that_is_not_here_is_one_warning(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAIEUTIC_CACHE", str(tmp_path / "cache"))
+    r = check(recipe_file, "tutor.model=smollm2-135m", "students.0.model=smollm2-135m")
+    said = [w for w in r.warnings if w.startswith("no memory estimate")]
+    assert len(said) == 1
+    assert "maieutic models get smollm2-135m" in said[0]
+    assert r.memory_bytes == {}
+
+
+def test_the_environments_defaults_are_filled_in_and_checked(recipe_file: Path) -> None:
+    r = resolve(load_recipe(recipe_file))
+    assert (r.env.max_turns, r.env.end_after) == (6, 3)
+    own = recipe_file.parent / "env"
+    import shutil
+
+    from maieutic.resources import find_env
+
+    shutil.copytree(find_env("near_transfer"), own)
+    (own / "env.yaml").write_text("conversation_limit: 100\n")
+    path = recipe_file.with_name("own.yaml")
+    path.write_text(f"name: x\ntutor: {{model: a/b}}\nstudents: [{{model: c/d}}]\nenv: {{name: {own}}}\n")
+    with pytest.raises(RecipeError, match="conversation_limit is 100: one turn of each side may take 1162"):
+        resolve(load_recipe(path))
+
+
+def test_json_and_text_say_the_same(recipe_file: Path) -> None:
+    r = check(recipe_file)
+    data = r.as_dict()
+    assert data["schema"] == 1
+    assert data["problems"]["train"] == 6
+    text = "\n".join(r.lines())
+    assert "6 for training, 2 held out" in text
+    assert f"{data['tokens']['longest_conversation']:,}" in text
