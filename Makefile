@@ -7,10 +7,19 @@ TIMED := scripts/timed.sh
 
 # Test workers share the machine: two of them, one BLAS thread each. PYTEST_ARGS adds options: make test PYTEST_ARGS="-k tokens"
 WORKERS ?= 2
-PYTEST := env OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST := env OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
+# A real vLLM server on the CPU, in an environment of its own; VLLM=0 leaves it and its tests out.
+VLLM ?= 1
+VLLM_STAMP := .venv-vllm/.maieutic-ready
+ifeq ($(VLLM),0)
+NOT_VLLM := and not vllm
+else
+VLLM_READY := $(VLLM_STAMP)
+endif
+
 .PHONY: help setup demo test-fast test test-all check format bench lock clean
 
 help: ## this list
@@ -24,17 +33,21 @@ $(STAMP): pyproject.toml requirements.lock scripts/setup.sh
 	@$(TIMED) "setting up $(VENV)" scripts/setup.sh
 	@touch $@
 
+$(VLLM_STAMP): $(STAMP) scripts/setup_vllm.sh tests/vllm_cpu/pyproject.toml
+	@$(TIMED) "setting up .venv-vllm (VLLM=0 leaves it out)" scripts/setup_vllm.sh
+	@touch $@
+
 demo: $(STAMP) ## train a real small tutor for a few steps on this machine, and write its report
 	@$(TIMED) "demo" scripts/demo.sh $(ARGS)
 
 test-fast: $(STAMP) ## unit tests
 	@$(TIMED) "unit tests" $(PYTEST) -m "not slow and not integration and not vllm" $(PYTEST_ARGS)
 
-test: $(STAMP) ## unit and integration tests
-	@$(TIMED) "unit and integration tests" $(PYTEST) -m "not slow and not vllm" $(PYTEST_ARGS)
+test: $(STAMP) $(VLLM_READY) ## unit and integration tests, with a real vLLM server on the CPU (VLLM=0: without)
+	@$(TIMED) "unit and integration tests" $(PYTEST) -m "not slow $(NOT_VLLM)" $(PYTEST_ARGS)
 
-test-all: $(STAMP) ## every test, slow ones too
-	@$(TIMED) "every test" $(PYTEST) $(PYTEST_ARGS)
+test-all: $(STAMP) $(VLLM_READY) ## every test, slow ones too
+	@$(TIMED) "every test" $(PYTEST) $(if $(NOT_VLLM),-m "not vllm") $(PYTEST_ARGS)
 
 check: $(STAMP) ## ruff and mypy
 	@$(TIMED) "ruff check" $(BIN)/ruff check .

@@ -28,7 +28,7 @@ def merged_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if isinstance(module, BaseTunerLayer) and not module.disable_adapters:
             for adapter in module.active_adapters:
                 if adapter in getattr(module, "lora_A", {}):
-                    delta = module.get_delta_weight(adapter)  # type: ignore[operator]
+                    delta = module.get_delta_weight(adapter)
                     key = f"{name}.weight"
                     deltas[key] = deltas[key] + delta if key in deltas else delta
     seen: set[str] = set()
