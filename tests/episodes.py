@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 from maieutic.dialogue import Dialogue, Turn
 from maieutic.env.base import Episode, Phase, PostTest, RewardBreakdown, Verdict
 from maieutic.problems.schema import Problem, ProblemPair
+from maieutic.report.summary import summarise
 from maieutic.training.trajectory import Segment, Trajectory
-from maieutic.transcripts import TranscriptWriter
+from maieutic.transcripts import TranscriptWriter, read_transcripts
 
 STORIES = [
     ("{n} boxes hold {a} pencils each. {b} pencils are lost. How many are left?", "pencils"),
@@ -172,3 +174,48 @@ def write_run(
         writer.write("eval", step, episodes)
         everything += episodes
     return everything
+
+
+RECIPE = """name: {name}
+arm: {arm}
+seed: 7
+tutor: {{model: smollm2-135m}}
+students: [{{model: smollm2-135m, name: student}}]
+judge: {{kind: rule}}
+env: {{name: near_transfer, transfer: true, hide_tutor: true, gates: hard, tutor_sees_solution: false}}
+problems: {{source: gsm-symbolic-mini}}
+training: {{max_steps: {steps}}}
+"""
+
+
+def write_record(
+    run: Path, *, steps: int = 4, planned: int = 4, arm: str = "dppo"
+) -> list[dict[str, float | None]]:
+    """``recipe.yaml`` and ``metrics.jsonl`` of a run: a row a training step, evaluations before the first and after the last."""
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "recipe.yaml").write_text(RECIPE.format(name=run.name, arm=arm, steps=planned))
+    rng = random.Random(3)
+    rows: list[dict[str, float | None]] = []
+
+    def evaluation(step: int) -> None:
+        lines = list(read_transcripts(run, "eval", [step]))
+        rows.append({"train/step": step} | {f"eval/{k}": v for k, v in summarise(lines).items()})
+
+    if steps:
+        evaluation(0)
+    for step in range(1, steps + 1):
+        rows.append(
+            {
+                "train/step": step,
+                "rollout/reward": round(-0.1 + 0.1 * step + rng.uniform(-0.05, 0.05), 4),
+                "rollout/leak_rate": round(max(0.0, 0.5 - 0.08 * step), 4),
+                "rollout/visible_tokens_per_turn": 40.0 + rng.uniform(-5, 5),
+                "train/loss": None if step == 2 else round(rng.uniform(-0.1, 0.1), 4),
+                "train/entropy": round(1.4 - 0.05 * step, 4),
+                "time/step": 12.5,
+            }
+        )
+        if step == planned:
+            evaluation(step)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return rows

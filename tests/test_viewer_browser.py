@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from browser import Browser, find_chromium
-from episodes import make_episode, write_run
+from episodes import make_episode, write_record, write_run
 from maieutic.dialogue import Turn
 from maieutic.env.base import Episode
-from maieutic.report.viewer import write_viewer
+from maieutic.report import write_report, write_viewer
 from maieutic.transcripts import TranscriptWriter
 
 CHROMIUM = find_chromium()
@@ -335,7 +335,7 @@ def test_narrow_screens_show_list_or_episode(page: Browser) -> None:
 
 
 MALICIOUS = (
-    "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+    "</script ><!--<script ></script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
     "<!-- <b>bold</b> &lt; {{data}} \u202egnp.exe\u202c \u200bhidden\u200b "
     "עברית العربية 👩‍🚀 \\frac{1}{2} $x^2$ \x00\x1b[31m \ud800 \u2028"
 )
@@ -442,3 +442,26 @@ def test_an_empty_run(browser: Browser, tmp_path: Path) -> None:
     for key in ("j", "c", "Enter", "]", "Escape"):
         browser.key(key)
     assert browser.errors == []
+
+
+def test_the_report_works_under_its_policy(browser: Browser, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", problems=4)
+    write_record(tmp_path / "run")
+    browser.open(write_report(tmp_path / "run"))
+    assert browser.errors == [] and len(browser.requests) == 1
+    assert browser.js("getComputedStyle(document.querySelector('.card')).borderRadius") == "12px"
+    width, height = browser.js(
+        "(() => { const r = document.querySelector('.plot').getBoundingClientRect(); "
+        "return [r.width, r.height]; })()"
+    )
+    assert width > 250 and height > 100
+    light = browser.js("getComputedStyle(document.querySelector('.plot .s2')).color")
+    browser.scheme("dark")
+    assert browser.js("getComputedStyle(document.querySelector('.plot .s2')).color") != light
+    browser.scheme("light")
+    assert browser.js("document.querySelector('#recipe details').open") is False
+    browser.click("#recipe summary")
+    assert browser.js("document.querySelector('#recipe pre').offsetHeight") > 50
+    browser.size(390, 800)
+    assert browser.js("document.documentElement.scrollWidth <= 390")
+    browser.size(1360, 860)
