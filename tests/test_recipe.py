@@ -454,3 +454,22 @@ def test_every_key_is_its_own_nearest_name_under_a_typo() -> None:
 def test_the_schema_is_strict_everywhere() -> None:
     assert Recipe.model_config["extra"] == "forbid"
     assert Recipe.model_config["allow_inf_nan"] is False
+
+
+# ---------------------------------------------------------------------------------------------------- shipped recipes
+
+
+def test_every_shipped_recipe_loads() -> None:
+    from maieutic.resources import list_recipes
+
+    names = list_recipes()
+    assert {"smollm2/dppo", "smollm2/grpo"} <= set(names)
+    for name in names:
+        recipe = load_recipe(name)
+        assert recipe.name == name.replace("/", "-"), "runs/ then says which recipe it was"
+
+
+def test_the_two_demo_recipes_differ_in_their_loss_alone() -> None:
+    dppo, grpo = (load_recipe(n).model_dump() for n in ("smollm2/dppo", "smollm2/grpo"))
+    assert {k for k in dppo if dppo[k] != grpo[k]} == {"name", "arm", "algorithm"}
+    assert (dppo["algorithm"]["loss"], grpo["algorithm"]["loss"]) == ("dppo", "grpo")

@@ -113,7 +113,9 @@ def estimate(recipe: Recipe, tutor: ModelSize, students: list[ModelSize | None])
         "student weights": sum(s.weight_bytes for s in others.values()),
     }
     if in_process:
-        out["key-value cache"] = recipe.tutor.engine.cache_tokens * tutor.cache_bytes_per_token
+        episodes = training.problems_per_step * training.group_size
+        most = episodes * (recipe.env.prompt_limit + recipe.env.conversation_limit)
+        out["key-value cache"] = min(recipe.tutor.engine.cache_tokens, most) * tutor.cache_bytes_per_token
     if recipe.algorithm.kl_beta > 0 and recipe.tutor.lora is None:
         out["reference weights"] = tutor.weight_bytes
     return {name: n for name, n in out.items() if n}
