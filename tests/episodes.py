@@ -45,6 +45,12 @@ def make_turns(rng: random.Random, tutor_turns: int, pair: ProblemPair, leak: bo
         "Nearly. Say in your own words why you multiply here. $a \\times n$ counts what?",
         "Check the last step again: does the story add to the pile, or take away from it?",
     ]
+    replies = [
+        "I know how many groups there are, and how many are in each. I think it is {}?",
+        "Oh, so I multiply first. That gives {}.",
+        "Because every group has the same number. Then I have {} before the last step.",
+        "It takes some away, so I subtract. Now I get {}.",
+    ]
     for k in range(tutor_turns):
         visible = hints[k % len(hints)]
         if leak and k == tutor_turns - 1:
@@ -62,7 +68,7 @@ def make_turns(rng: random.Random, tutor_turns: int, pair: ProblemPair, leak: bo
             turns.append(
                 Turn(
                     "student",
-                    f"I think it is {rng.randint(20, 200)}? Or do I multiply first?",
+                    replies[k % len(replies)].format(rng.randint(20, 200)),
                     visible_tokens=12,
                 )
             )
@@ -108,7 +114,7 @@ def make_episode(
         rng.choices(["right", "wrong", "no_answer"], [0.2 + 0.6 * skill, 0.5, 0.1])[0] for _ in range(k)
     ]
     answers = [
-        f"First I count the groups.\nSo it is \\boxed{{{pair.source.answer if g == 'right' else rng.randint(1, 99)}}}"
+        f"First I count the groups.\nSo it is \\boxed{{{pair.transfer.answer if g == 'right' else rng.randint(1, 99)}}}"
         if g != "no_answer"
         else "I do not know."
         for g in grades

@@ -156,8 +156,11 @@ def _finite(value: Any) -> float | None:
 
 def _moment(data: RunData, phase: Phase, step: int) -> Moment:
     """The numbers of a moment from its transcripts, or from the metrics where there are none; a difference is a notice."""
+    lines: list[Line] = []
     try:
-        lines = list(read_transcripts(data.path, phase, [step]))
+        for line in read_transcripts(data.path, phase, [step]):
+            line.pop("tokens", None)
+            lines.append(line)
     except TranscriptError as error:
         data.notices.append(f"Transcripts left out: {error}")
         lines = []

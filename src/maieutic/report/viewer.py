@@ -49,7 +49,11 @@ def viewer_data(
     runs: Sequence[Path], *, phase: Phase | None = None, steps: Collection[int] | None = None
 ) -> dict[str, Any]:
     """What the page holds: ``runs``, ``pairs`` (each text once) and ``episodes`` with unique keys, in reading order."""
-    lines = [(n, line) for n, run in enumerate(runs) for line in read_transcripts(run, phase, steps)]
+    lines = []
+    for n, run in enumerate(runs):
+        for line in read_transcripts(run, phase, steps):
+            line.pop("tokens", None)  # by far the largest part of a line, and nothing to read
+            lines.append((n, line))
     names = _run_names(runs)
     arms = [_arm(run, [line["arm"] for m, line in lines if m == n]) for n, run in enumerate(runs)]
     shared = Counter(arms)
@@ -58,7 +62,7 @@ def viewer_data(
     episodes = []
     keys = _Keys([line["id"] for _, line in lines])
     for n, line in lines:
-        episode = {k: v for k, v in line.items() if k not in ("schema", "tokens", "pair")}
+        episode = {k: v for k, v in line.items() if k not in ("schema", "pair")}
         episode["key"] = keys.of(names[n], line["id"])
         episode["run"] = n
         # One run may hold lines of several arms; otherwise the run's label tells equal arms apart.
