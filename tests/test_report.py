@@ -232,6 +232,17 @@ def test_a_step_axis_named_step_is_read_too(tmp_path: Path) -> None:
     assert data.rows == [(1, {"train/loss": None}), (2, {"train/loss": 0.5})] and data.steps_done == 2
 
 
+def test_the_evaluation_after_a_step_is_not_a_step(tmp_path: Path) -> None:
+    rows = [
+        {"train/step": 0, "eval/reward": 0.1, "time/eval": 2.0},
+        {"train/step": 1, "train/loss": 0.0, "eval/reward": 0.2},
+    ]
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(rows[0]))
+    assert load_run(tmp_path).steps_done == 0
+    (tmp_path / "metrics.jsonl").write_text("\n".join(json.dumps(r) for r in rows))
+    assert load_run(tmp_path).steps_done == 1
+
+
 def test_curves_keep_gaps_and_share_a_plot(run: tuple[Path, list[Episode]]) -> None:
     path, episodes = run
     found = curves(load_run(path))

@@ -227,6 +227,12 @@ def test_a_wrong_line_names_file_and_line(tmp_path: Path, change: dict[str, Any]
     assert str(path) in str(caught.value)
 
 
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "transcripts" / "eval-step-000000.jsonl").mkdir(parents=True)
+    with pytest.raises(TranscriptError, match=r"eval-step-000000\.jsonl cannot be read: Is a directory"):
+        list(read_transcripts(tmp_path))
+
+
 def test_unknown_keys_are_ignored_and_new_fields_take_their_default(tmp_path: Path) -> None:
     data = episode_to_json(make_episode())
     data["later"] = 1

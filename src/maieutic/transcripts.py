@@ -313,7 +313,11 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises :class:`~maieutic.errors.TranscriptError` with file and line for a broken line or an unknown schema version.
     """
-    with open(path, "rb") as file:
+    try:
+        file = open(path, "rb")  # noqa: SIM115 (closed below; only the opening may fail by a missing permission)
+    except OSError as error:
+        raise TranscriptError(f"{path} cannot be read: {error.strerror or error}") from error
+    with file:
         for number, raw in enumerate(file, start=1):
             where = f"{path}, line {number}"
             try:

@@ -61,8 +61,8 @@ class RunData:
 
     @property
     def steps_done(self) -> int:
-        """Complete training steps: the largest step of a row that is not an evaluation's."""
-        return max((step for step, row in self.rows if not _is_eval(row)), default=0)
+        """Complete training steps: the largest step of a row that holds more than an evaluation."""
+        return max((step for step, row in self.rows if not all(_of_eval(name) for name in row)), default=0)
 
     @property
     def max_steps(self) -> int | None:
@@ -82,8 +82,8 @@ class RunData:
         return f"Finished: {done} of {planned} steps."
 
 
-def _is_eval(row: dict[str, float | None]) -> bool:
-    return any(name.startswith("eval/") for name in row)
+def _of_eval(name: str) -> bool:
+    return name.startswith("eval/") or name == "time/eval"
 
 
 def load_run(run: Path) -> RunData:
@@ -98,7 +98,10 @@ def load_run(run: Path) -> RunData:
     _read_recipe(data)
     _read_metrics(data)
     phase: Phase = (
-        "eval" if transcript_steps(run, "eval") or any(_is_eval(r) for _, r in data.rows) else "train"
+        "eval"
+        if transcript_steps(run, "eval")
+        or any(name.startswith("eval/") for _, row in data.rows for name in row)
+        else "train"
     )
     prefix = PHASE_PREFIX[phase]
     in_metrics = {step for step, row in data.rows if any(name.startswith(prefix) for name in row)}
