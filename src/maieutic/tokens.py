@@ -469,6 +469,8 @@ class TokenSequence:
         self.n_sampled = 0
         """Tokens that engines reported to have sampled, counted independently of the masks."""
         self._start(renderer.prompt(messages))
+        self.prompt_tokens = len(self.ids)
+        """Tokens that count as prompt and not as conversation."""
 
     def _start(self, prompt_ids: Sequence[int]) -> None:
         self.segments.append(TokenSegment())
