@@ -156,3 +156,28 @@ def test_measure_writes_rates_and_continues(tmp_path: Path, monkeypatch: pytest.
     assert all(p.source.rate(Student.key).rate == 0.75 for p in pairs)
     again = run("data", "measure", "smollm2/dppo", "--k", "4", "--limit", "4", "--out", str(out))
     assert "8 problems (6 from an earlier run)" in again.stdout
+
+
+def test_measuring_held_out_pairs_and_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import types
+
+    def stop(coroutine: Any) -> None:
+        coroutine.close()
+        raise KeyboardInterrupt  # what asyncio.run does on Ctrl-C
+
+    runtime = types.ModuleType("maieutic.runtime")
+    runtime.build_students = lambda recipe: [Student()]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "maieutic.runtime", runtime)
+    out = str(tmp_path / "m.jsonl")
+    assert (
+        "problems.eval_source is not set"
+        in run("data", "measure", "smollm2/dppo", "--held-out", "--out", out, code=2).stderr
+    )
+    with monkeypatch.context() as m:
+        m.setattr("asyncio.run", stop)
+        stopped = run("data", "measure", "smollm2/dppo", "--limit", "2", "--out", out, code=130)
+    assert "the same command goes on from here" in stopped.stderr
+    assert not (tmp_path / "m.jsonl").exists()
+    where = ["problems.eval_source=generate:one_step", "problems.options={size: 2}"]
+    run("data", "measure", "smollm2/dppo", *where, "--held-out", "--out", out)
+    assert [p.id.partition("-")[0] for p in read_pairs(out)] == ["one_step", "one_step"]

@@ -6,7 +6,6 @@ Errors of this package are printed without a traceback, and their exit code is t
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -226,6 +225,9 @@ def data_measure(
     seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
     limit: Annotated[int | None, typer.Option(help="Only the first so many pairs.")] = None,
     concurrency: Annotated[int, typer.Option(help="Problems asked at once.")] = 64,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Measure problems.eval_source instead of problems.source.")
+    ] = False,
 ) -> None:
     """Measure the solve rates of the recipe's students on its problems, and write the pairs with them.
 
@@ -235,14 +237,11 @@ def data_measure(
     from maieutic.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
-    for line in measure_recipe(loaded, out, k=k, seed=seed, limit=limit, concurrency=concurrency):
-        typer.echo(line)
-
-
-def main() -> None:
-    """Entry point of ``python -m maieutic.cli``."""
-    app()
-
-
-if __name__ == "__main__":
-    sys.exit(app())
+    try:
+        lines = measure_recipe(
+            loaded, out, k=k, seed=seed, limit=limit, concurrency=concurrency, held_out=held_out
+        )
+    except KeyboardInterrupt:
+        say("stopped; the same command goes on from here")
+        raise typer.Exit(130) from None
+    typer.echo("\n".join(lines))

@@ -8,20 +8,29 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from maieutic.config import Recipe
-from maieutic.problems.loaders import merge_pairs, read_pairs, write_pairs
+from maieutic.errors import RecipeError
+from maieutic.problems.load import RATES_OF
+from maieutic.problems.loaders import read_pairs, write_pairs
 from maieutic.problems.measure import MeasureResult, Progress, measure
 from maieutic.problems.schema import ProblemPair
 
 
 def measure_recipe(
-    recipe: Recipe, out: Path, *, k: int, seed: int = 0, limit: int | None = None, concurrency: int = 64
+    recipe: Recipe,
+    out: Path,
+    *,
+    k: int,
+    seed: int = 0,
+    limit: int | None = None,
+    concurrency: int = 64,
+    held_out: bool = False,
 ) -> list[str]:
-    """Measure every student (kind ``model`` or the user's own) on all pairs of the recipe's source, unfiltered, and of its
-    ``eval_source``; write the pairs with all rates to ``out``. Returns lines for people.
+    """Measure every student of the recipe on all pairs, unfiltered, of its ``problems.source`` (``held_out``: of its
+    ``eval_source``), and write the pairs with all rates to ``out``. Returns lines for people.
 
     ``out.journal.jsonl`` beside it holds what is measured so far: the same command continues there.
     """
-    pairs = _pairs(recipe, limit)
+    pairs = _pairs(recipe, held_out)[:limit]
     journal = out.with_name(out.name + ".journal.jsonl")
     lines: list[str] = []
     for name, result in asyncio.run(_run(recipe, pairs, journal, k, seed, concurrency)):
@@ -31,14 +40,15 @@ def measure_recipe(
     return [*lines, f"{len(pairs)} pairs in {out}"]
 
 
-def _pairs(recipe: Recipe, limit: int | None) -> list[ProblemPair]:
+def _pairs(recipe: Recipe, held_out: bool) -> list[ProblemPair]:
     spec = recipe.problems
-    options = {k: v for k, v in spec.options.items() if k != "rates_of"}
-    pairs = read_pairs(spec.source, split=spec.split, offline=recipe.offline, options=options)
-    if spec.eval_source is not None:
-        more = read_pairs(spec.eval_source, split=spec.split, offline=recipe.offline, options=options)
-        pairs = merge_pairs(pairs, more, spec.eval_source)
-    return pairs[:limit]
+    source = spec.eval_source if held_out else spec.source
+    if source is None:
+        raise RecipeError(
+            "problems.eval_source is not set: held-out pairs are split off problems.source, measure that"
+        )
+    options = {k: v for k, v in spec.options.items() if k != RATES_OF}
+    return read_pairs(source, split=spec.split, offline=recipe.offline, options=options)
 
 
 async def _run(
