@@ -29,8 +29,22 @@ from maieutic.training.run_folder import named_os_errors
 
 SCHEMA = 1
 _NAME = re.compile(r"^step-(\d{6,})$")
-_FREE_KEYS = ("name", "arm", "output_dir", "offline", "tracking", "checkpoint", "eval", "training.max_steps")
+_FREE_KEYS = (
+    "name",
+    "arm",
+    "output_dir",
+    "offline",
+    "spending_limit_usd",
+    "tracking",
+    "checkpoint",
+    "eval",
+    "training.max_steps",
+)
 """Keys of a recipe that may differ on resume: none of them changes what a step computes."""
+_FREE_ENGINE_KEYS = re.compile(
+    r"\.engine\.(urls|http|start_timeout_s|served_name|api_key_env|price|push_folder|push_timeout_s|serve_args)\b"
+)
+"""Where servers are and how they are called: a requeued job may find them elsewhere."""
 
 
 @dataclass
@@ -67,7 +81,13 @@ class TrainState:
 def frozen_recipe(recipe: Recipe) -> dict[str, Any]:
     """The recipe without the keys that may differ on resume, flat: ``{"training.group_size": 8, …}``."""
     flat = _flatten(recipe.model_dump(mode="json"))
-    return {k: v for k, v in flat.items() if not any(k == f or k.startswith(f + ".") for f in _FREE_KEYS)}
+
+    def free(key: str) -> bool:
+        return any(key == f or key.startswith(f + ".") for f in _FREE_KEYS) or bool(
+            _FREE_ENGINE_KEYS.search(key)
+        )
+
+    return {k: v for k, v in flat.items() if not free(k)}
 
 
 def recipe_hash(recipe: Recipe) -> str:
