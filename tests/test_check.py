@@ -167,6 +167,21 @@ def test_the_environments_defaults_are_filled_in_and_checked(recipe_file: Path) 
         resolve(load_recipe(path))
 
 
+def test_the_keys_are_those_of_the_students_that_play(recipe_file: Path) -> None:
+    from maieutic.env.prompts import load_env
+    from maieutic.env.student import ModelStudent
+
+    class Chat:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    r = resolve(
+        load_recipe(recipe_file, ["env.post_test_max_tokens=33", "students.0.sampling.temperature=0.3"])
+    )
+    played = [ModelStudent(Chat(s.model), s, load_env(r.env.name), r.env).key for s in r.students]  # type: ignore[arg-type]
+    assert student_keys(r) == played
+
+
 def test_json_and_text_say_the_same(recipe_file: Path) -> None:
     r = check(recipe_file)
     data = r.as_dict()

@@ -72,7 +72,7 @@ def _block(title: str, rows: dict[str, str]) -> list[str]:
 
 
 def _gib(n: int) -> str:
-    return f"{n / 2**30:.2f} GiB"
+    return f"{n / 2**30:.2f} GiB" if n >= 2**27 else f"{n / 2**20:.2f} MiB"
 
 
 def _model_line(d: dict[str, Any]) -> str:
