@@ -85,6 +85,8 @@ def test_gradient_is_the_global_token_mean_however_the_batch_is_cut(
         cuts["1 x all, packed"] = [collate(all_rows, "packed")]
         cuts["by budget, packed"] = make_micro_batches(all_rows, BUDGET, "packed")[0]
         assert len(cuts["by budget, packed"]) > 2
+        cuts["several packed rows"] = make_micro_batches(all_rows, 3 * BUDGET, "packed", hidden_size=32)[0]
+        assert any(b.input_ids.shape[0] > 1 for b in cuts["several packed rows"])
     metrics = {}
     for name, batches in cuts.items():
         grads, metrics[name] = gradient(policy, batches, denominator, accelerator)

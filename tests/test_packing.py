@@ -14,6 +14,7 @@ from maieutic.errors import ModelError, TrajectoryError
 from maieutic.training import probes
 from maieutic.training.packing import (
     balance,
+    best_width,
     collate,
     first_fit_decreasing,
     make_micro_batches,
@@ -123,6 +124,26 @@ def test_packed_positions_restart_and_padded_ones_do_not() -> None:
         assert batch.temperatures_T.tolist() == pytest.approx([1.15] * 5)
 
 
+def test_several_packed_rows_end_in_a_sequence_of_filler() -> None:
+    rows = make_rows([trajectory("." + "x" * n, name=str(n)) for n in (4, 2, 3)], [1.0] * 3)
+    batch = collate(rows, "packed", width=6)
+    assert batch.input_ids.tolist() == [[10, 11, 12, 13, 10, 11], [10, 11, 12, 0, 0, 0]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1], [0, 1, 2, 0, 1, 2]]
+    assert batch.select_T.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert batch.targets_T.tolist() == [11, 12, 13, 14, 11, 12, 11, 12, 13]
+    assert batch.boundaries is None
+
+
+def test_best_width() -> None:
+    # A narrow model spends most on attention: short rows. A wide one does not, and filler would cost more.
+    assert best_width([500] * 8, 10_000, hidden_size=64) == 500
+    assert best_width([500, 300, 300], 10_000, hidden_size=100_000) == 0
+    assert best_width([600, 500, 400, 300, 200], 10_000, hidden_size=64) == 600  # 600 | 500 | 400 + 200 | 300
+    # Two rows of 500 would not fit in the budget; nor is there a choice for one sequence, or without a size.
+    assert best_width([500, 300], 900, hidden_size=8) == 0
+    assert best_width([500], 900, hidden_size=8) == best_width([500] * 8, 10_000, hidden_size=0) == 0
+
+
 def test_every_token_is_trained_once_whatever_the_layout() -> None:
     rng = random.Random(0)
     batch = [
@@ -133,7 +154,7 @@ def test_every_token_is_trained_once_whatever_the_layout() -> None:
     for budget in (1, 64, 200, 10_000):
         for layout in ("packed", "padded"):
             for n_ranks in (1, 2, 3):
-                ranks = make_micro_batches(rows, budget, layout, n_ranks)  # type: ignore[arg-type]
+                ranks = make_micro_batches(rows, budget, layout, n_ranks, hidden_size=n_ranks - 1)  # type: ignore[arg-type]
                 assert len({len(rank) for rank in ranks}) == 1
                 seen = [
                     (b.episode_ids[e], t)
@@ -207,6 +228,7 @@ def test_dense_models_isolate_packed_sequences(name: str, attention: str) -> Non
     config._attn_implementation = attention
     result = isolates(config)
     assert result, result.reason
+    assert result.several_rows
     assert "packing is on" in result.reason
 
 

@@ -129,31 +129,43 @@ class MicroBatch:
         return inputs
 
 
-def collate(rows: Sequence[Row], layout: Layout) -> MicroBatch:
-    """One micro-batch of ``rows``; no rows give a dummy whose loss and gradients are zero (ranks must run equally often)."""
+def collate(rows: Sequence[Row], layout: Layout, width: int = 0) -> MicroBatch:
+    """One micro-batch of ``rows``; no rows give a dummy whose loss and gradients are zero (ranks must run equally often).
+
+    ``width`` (packed only, at least the longest row): several packed rows of this width instead of one; their ends are filled
+    with a sequence of padding that nothing looks at.
+    """
     lengths = [len(row) for row in rows]
     boundaries = None
     if not rows:
-        shape, offsets = (1, _DUMMY_LENGTH), []
-        input_ids = np.zeros(_DUMMY_LENGTH, dtype=np.int64)
-        positions = np.arange(_DUMMY_LENGTH)
-    elif layout == "packed":
-        shape = (1, sum(lengths))
-        offsets = [0, *np.cumsum(lengths)[:-1].tolist()]
-        boundaries = torch.tensor([*offsets, sum(lengths)], dtype=torch.int32)
-        input_ids = np.concatenate([row.input_ids for row in rows])
-        positions = np.concatenate([np.arange(n) for n in lengths])
+        lines: list[list[int]] = [[]]
+        line_width = _DUMMY_LENGTH
+    elif layout == "padded":
+        lines, line_width = [[i] for i in range(len(rows))], max(lengths)
+    elif width:
+        lines, line_width = first_fit_decreasing(lengths, width), width
     else:
-        width = max(lengths)
-        shape = (len(rows), width)
-        offsets = [i * width for i in range(len(rows))]
-        input_ids = np.concatenate([np.pad(row.input_ids, (0, width - len(row))) for row in rows])
-        # Padding continues the count: a restart would look like a packed sequence.
-        positions = np.tile(np.arange(width), len(rows))
+        lines, line_width = [list(range(len(rows)))], sum(lengths)
+        boundaries = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    input_ids = np.zeros((len(lines), line_width), dtype=np.int64)
+    # Filler counts from 0 in a packed row, as a sequence of its own; where rows are padded a restart would look like packing.
+    positions = np.tile(np.arange(line_width, dtype=np.int64), (len(lines), 1))
+    offsets = [0] * len(rows)
+    for number, line in enumerate(lines):
+        start = 0
+        for i in line:
+            end = start + lengths[i]
+            input_ids[number, start:end] = rows[i].input_ids
+            offsets[i] = number * line_width + start
+            if layout == "packed":
+                positions[number, start:] = np.arange(line_width - start)
+            start = end
+        if layout == "packed" and line:
+            positions[number, start:] = np.arange(line_width - start)
     counts = [len(row.targets) for row in rows]
     return MicroBatch(
-        input_ids=torch.from_numpy(input_ids).view(shape),
-        position_ids=torch.from_numpy(positions).view(shape),
+        input_ids=torch.from_numpy(input_ids),
+        position_ids=torch.from_numpy(positions),
         select_T=_flat([row.select + start for row, start in zip(rows, offsets, strict=True)], np.int64),
         targets_T=_flat([row.targets for row in rows], np.int64),
         mu_logprobs_T=_flat([row.mu_logprobs for row in rows], np.float32),
@@ -185,11 +197,51 @@ def pad(rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
 
 
 def make_micro_batches(
-    rows: Sequence[Row], token_budget: int, layout: Layout, n_ranks: int = 1
+    rows: Sequence[Row], token_budget: int, layout: Layout, n_ranks: int = 1, hidden_size: int = 0
 ) -> list[list[MicroBatch]]:
-    """Micro-batches of each rank: as many on every rank, the k-th ones of similar size, the largest first."""
-    plan = plan_micro_batches([len(row) for row in rows], token_budget, layout, n_ranks)
-    return [[collate([rows[i] for i in members], layout) for members in rank] for rank in plan]
+    """Micro-batches of each rank: as many on every rank, the k-th ones of similar size, the largest first.
+
+    ``hidden_size`` of the model (packed only): sequences are packed into several rows where that is cheaper
+    (:func:`best_width`); 0: always into one, which kernels with variable lengths (flash attention) need.
+    """
+    lengths = [len(row) for row in rows]
+    plan = plan_micro_batches(lengths, token_budget, layout, n_ranks)
+    return [
+        [
+            collate(
+                [rows[i] for i in members],
+                layout,
+                best_width([lengths[i] for i in members], token_budget, hidden_size),
+            )
+            for members in rank
+        ]
+        for rank in plan
+    ]
+
+
+def best_width(lengths: Sequence[int], token_budget: int, hidden_size: int) -> int:
+    """The cheapest width of packed rows within the budget; 0: a single row.
+
+    Attention under a mask computes all width² pairs of a row, also between sequences that do not see each other. With about 12
+    hidden² weights a layer it costs width / (6 · hidden) of the rest, which runs over all rows · width positions, filler
+    included.
+    """
+    if not hidden_size or len(lengths) < 2:
+        return 0
+
+    def cost(positions: int, width: int) -> float:
+        return positions * (1 + width / (6 * hidden_size))
+
+    longest, total = max(lengths), sum(lengths)
+    best, best_cost = 0, cost(total, total)
+    for rows in range(2, len(lengths) + 1):
+        width = max(longest, -(-total // rows))
+        positions = width * len(first_fit_decreasing(lengths, width))
+        if positions <= token_budget and cost(positions, width) < best_cost:
+            best, best_cost = width, cost(positions, width)
+        if width == longest:
+            break
+    return best
 
 
 def plan_micro_batches(

@@ -10,6 +10,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -44,10 +45,14 @@ _SMALLER = {
 
 @dataclass(frozen=True)
 class Isolation:
-    """Whether packed sequences leave each other alone, and the words for the log. True in a boolean context if they do."""
+    """Whether packed sequences leave each other alone, and the words for the log. True in a boolean context if they do.
+
+    ``several_rows``: also when a micro-batch has several packed rows (not so with kernels that take one row only).
+    """
 
     isolated: bool
     reason: str
+    several_rows: bool = False
 
     def __bool__(self) -> bool:
         return self.isolated
@@ -155,9 +160,14 @@ def isolates(model_or_config: Any) -> Isolation:
     packed = logits(collate(rows, "packed"))[0].split(_LENGTHS)
     off = max(float((p - a).abs().max()) for p, a in zip(packed, alone, strict=True))
     if off <= tolerance:
-        return Isolation(
-            True, f"packing is on: {type(tiny).__name__} isolates packed sequences (error {off:.1g})"
+        wide = collate(rows, "packed", width=max(_LENGTHS) + 2)
+        flat = logits(wide).flatten(0, 1)
+        several = all(
+            float((flat[wide.select_T[wide.episode_T == i].to(device)] - a).abs().max()) <= tolerance
+            for i, a in enumerate(alone)
         )
+        reason = f"packing is on: {type(tiny).__name__} isolates packed sequences (error {off:.1g})"
+        return Isolation(True, reason, several)
     kinds = sorted(set(getattr(tiny.config, "layer_types", None) or []))
     return Isolation(
         False,
@@ -179,5 +189,6 @@ def _on_the_same_device(model_or_config: Any) -> nn.Module:
 
 
 def _probe_row(ids: Any) -> Row:
-    nothing: Any = ids[:0]
-    return Row("probe", ids, nothing, nothing, nothing.astype("float32"), 0.0, 1.0)
+    """Every position is selected, so that ``select_T`` tells where it went."""
+    everywhere = np.arange(len(ids))
+    return Row("probe", ids, everywhere, ids, np.zeros(len(ids), dtype=np.float32), 0.0, 1.0)
