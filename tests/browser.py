@@ -151,8 +151,13 @@ class Browser:
     def type(self, text: str) -> None:
         self.call("Input.insertText", text=text)
 
+    def settle(self) -> None:
+        """Wait until the page has been laid out and drawn: only then does a click find what is seen."""
+        self.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+
     def click(self, selector: str) -> None:
         """A real mouse click in the middle of the first element that matches."""
+        self.settle()
         box = self.js(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'nearest'}}); "
             "const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
@@ -181,5 +186,5 @@ class Browser:
         )
 
     def screenshot(self, path: Path) -> None:
-        self.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+        self.settle()
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))

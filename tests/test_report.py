@@ -111,6 +111,7 @@ def test_the_summary_of_a_small_hand_computed_set() -> None:
     ]
     lines[0]["reward"] |= {"reward": -0.2, "gain": None, "post": None}
     lines[0]["post_test"] = None
+    lines[1]["verdicts"]["correctness"]["decision"] = "reject"
     lines[1]["reward"] |= {"reward": 0.5, "gain": 0.6, "pre": 0.25, "post": 0.7}
     turns = [
         {"speaker": "student", "visible": "q", "scripted": True, "truncated": False, "well_formed": True}
@@ -124,7 +125,7 @@ def test_the_summary_of_a_small_hand_computed_set() -> None:
     out = summarise(lines)
     assert out["reward"] == pytest.approx((0.5 - 0.2) / 2)
     assert out["transfer_gain"] == 0.6 and out["post"] == 0.7 and out["pre"] == 0.25
-    assert out["leak_rate"] == pytest.approx(1 / 3) and out["correctness_reject_rate"] == 0.0
+    assert out["leak_rate"] == pytest.approx(1 / 3) and out["correctness_reject_rate"] == 0.5
     assert out["unknown_share"] == out["excluded_share"] == pytest.approx(1 / 3)
     assert out["blank_turn_rate"] == out["truncated_turn_share"] == 0.5
     assert out["turns"] == 3 and out["tutor_turns"] == 2 and out["visible_tokens_per_turn"] == 4

@@ -49,6 +49,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture
 def page(browser: Browser, runs: dict[str, Any]) -> Iterator[Browser]:
     """The viewer freshly loaded; afterwards nothing may have failed or have been loaded but the file itself."""
+    browser.size(1360, 860)
+    browser.scheme("light")
     browser.open(runs["page"])
     yield browser
     assert browser.errors == []
@@ -99,6 +101,7 @@ def test_it_loads_from_the_disk(page: Browser, runs: dict[str, Any]) -> None:
         ("#excl", "=unknown:correctness", lambda arm, e: e.exclusion == "unknown:correctness"),
         ("#excl", "counted", lambda arm, e: e.exclusion is None),
         ("#min", "0.2", lambda arm, e: e.reward is not None and e.reward.reward >= 0.2),
+        ("#min", "-0.2", lambda arm, e: e.reward is not None and e.reward.reward >= -0.2),
         ("#max", "0", lambda arm, e: e.reward is not None and e.reward.reward <= 0),
     ],
 )
@@ -326,10 +329,10 @@ def test_narrow_screens_show_list_or_episode(page: Browser) -> None:
     visible = "[document.querySelector('.side'), document.querySelector('.detail')].map((n) => n.offsetParent !== null)"
     page.until(f"{visible}.join() === 'true,false'")
     page.click(".item")
-    assert page.js(visible) == [False, True]
+    page.until(f"{visible}.join() === 'false,true'")
     assert page.js("document.documentElement.scrollWidth <= 390")
     page.click(".back")
-    assert page.js(visible) == [True, False]
+    page.until(f"{visible}.join() === 'true,false'")
     page.until("document.querySelectorAll('.item').length > 4")
     page.size(1360, 860)
 

@@ -77,10 +77,18 @@ function rowOf(e, at) {
 function drawList() {
   const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 4);
   const last = Math.min(shown.length, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + 4);
+  // Rows that stay the same keep their element: one that is being pressed must not vanish under the pointer.
+  const kept = new Map([...$("spacer").children].map((row) => [row.dataset.state, row]));
   const rows = [];
-  for (let at = first; at < last; at++) rows.push(rowOf(shown[at], at));
-  $("spacer").replaceChildren(...rows);
-  if (!shown.length) $("spacer").append(el("p", { class: "empty", text: EPISODES.length ? "No episode matches these filters." : "These runs have no transcripts yet." }));
+  for (let at = first; at < last; at++) {
+    const now = JSON.stringify([shown[at].key, at, shown.length, shown[at].key === state.key]);
+    const row = kept.get(now) || rowOf(shown[at], at);
+    row.dataset.state = now;
+    rows.push(row);
+  }
+  const same = rows.length === $("spacer").children.length && rows.every((row, n) => row === $("spacer").children[n]);
+  if (!same) $("spacer").replaceChildren(...rows);
+  if (!shown.length) $("spacer").replaceChildren(el("p", { class: "empty", text: EPISODES.length ? "No episode matches these filters." : "These runs have no transcripts yet." }));
   const at = position();
   if (at >= first && at < last) list.setAttribute("aria-activedescendant", `row-${at}`);
   else list.removeAttribute("aria-activedescendant");
