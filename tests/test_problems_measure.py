@@ -13,7 +13,7 @@ import pytest
 
 from maieutic.dialogue import Dialogue, Turn
 from maieutic.env.base import StudentFailed
-from maieutic.errors import ProblemDataError
+from maieutic.errors import EngineError, ProblemDataError
 from maieutic.problems import Problem, ProblemPair, SolveRate, StudentKey
 from maieutic.problems.measure import MeasureResult, measure
 
@@ -153,6 +153,19 @@ def test_a_journal_of_another_setting_is_not_mixed_in(tmp_path: Path) -> None:
     student = ScriptedStudent()
     run([pair("a", "p 2")], student, journal=journal, seed=1)
     assert len(student.calls) == 1
+    assert len(journal.read_text().splitlines()) == 2
+
+
+def test_a_fault_of_the_run_is_raised_as_itself(tmp_path: Path) -> None:
+    class Outage(ScriptedStudent):
+        async def attempt(self, problem: Problem, *, k: int, seed: int, **kw: Any) -> list[str]:
+            if len(self.calls) == 2:
+                raise EngineError("no server has answered for 900 s")
+            return await super().attempt(problem, k=k, seed=seed)
+
+    journal = tmp_path / "j.jsonl"
+    with pytest.raises(EngineError, match="no server has answered"):
+        run([pair(str(i), f"p{i} 2") for i in range(5)], Outage(), journal=journal, concurrency=1)
     assert len(journal.read_text().splitlines()) == 2
 
 

@@ -92,7 +92,8 @@ async def measure(
     """``pairs`` with the solve rate of ``student`` (k cold samples, one request a problem) on every source and variant.
 
     Rates of other students stay. A request that fails is tried again ``retries`` times; then its ``k`` samples count as failed,
-    the problem gets no rate, and the next run tries it afresh. ``concurrency`` problems are asked at once.
+    the problem gets no rate, and the next run tries it afresh. ``concurrency`` problems are asked at once. Faults that concern
+    more than one request (a server that is gone, a journal that cannot be written) are raised.
     """
     if k < 1 or concurrency < 1:
         raise ValueError(f"k ({k}) and concurrency ({concurrency}) must be at least 1")
@@ -112,9 +113,13 @@ async def measure(
                 done[digest] = tally
                 progress(len(done), len(problems))
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, len(todo))):
-                group.create_task(worker())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(concurrency, len(todo))):
+                    group.create_task(worker())
+        except ExceptionGroup as e:
+            # the first fault stops everything; what is done lies in the journal
+            raise e.exceptions[0] from None
 
     for tally in done.values():
         result.samples += tally.graded
