@@ -119,7 +119,7 @@ def provenance(folder: str | Path) -> dict[str, Any] | None:
 def resolve_model(name_or_path: str | Path, offline: bool = False) -> str:
     """What to hand to `from_pretrained`: a folder's absolute path, or a Hub id as it stands.
 
-    In this order: an existing folder; a packaged name (from the cache; fetched first unless `offline`); a Hub id, which
+    In this order: an existing folder; a model of the micro-classroom (`micro/tutor`, shipped); a packaged name (from the cache; fetched first unless `offline`); a Hub id, which
     has exactly one `/` and is not checked here. With `offline` the network is never touched.
 
     Raises :class:`ModelError` for a folder without `config.json`, a missing folder, an unknown name, or, offline, a
@@ -127,6 +127,10 @@ def resolve_model(name_or_path: str | Path, offline: bool = False) -> str:
     """
     name = str(name_or_path)
     folder = Path(name).expanduser()
+    if name.startswith("micro/") and not folder.is_dir():
+        from maieutic.micro.shipped import shipped_model
+
+        return str(shipped_model(name.removeprefix("micro/")))
     if folder.is_dir() and name not in PACKAGED:
         if not (folder / "config.json").is_file():
             hint = " (it holds an adapter: give its base model, and the adapter as init_from)"

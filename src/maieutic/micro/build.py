@@ -1,0 +1,168 @@
+"""``maieutic micro build``: pre-train the micro models from nothing and measure the students' solve rates.
+
+Everything follows from the seed. Two processes of one thread each; the models of one process come one after the other, the
+second student and the thinking tutor starting from the first of their kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from maieutic.errors import MaieuticError
+from maieutic.micro.shipped import RECORD, WEIGHTS, sha256
+from maieutic.seeds import derive
+
+SIZES = (480, 256)
+"""Pairs for training and held-out pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One model to pre-train. ``start``: the model whose weights it begins with, of the same process."""
+
+    name: str
+    steps: int
+    start: str | None = None
+
+    @property
+    def is_student(self) -> bool:
+        return self.name.startswith("student")
+
+    @property
+    def thinking(self) -> bool:
+        return self.name.endswith("thinking")
+
+
+PLANS: tuple[tuple[Plan, ...], ...] = (
+    (Plan("student", 2200), Plan("student-b", 700, "student")),
+    (Plan("tutor", 1500), Plan("tutor-thinking", 500, "tutor")),
+)
+"""What each of the two processes trains."""
+
+
+def build_model(plan: Plan, out: Path, seed: int, *, share: float = 1.0) -> float:
+    """Pre-train one model and write its folder ``out/name``; returns the last loss. ``share`` scales the number of steps."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from maieutic.micro import corpus
+    from maieutic.micro.models import Encoder, new_model, save
+    from maieutic.micro.pretrain import pretrain
+    from maieutic.micro.scripts import STUDENTS
+
+    torch.set_num_threads(1)
+    if plan.start is None:
+        model: Any = new_model(derive(seed, "weights", plan.name) % 2**31)
+    else:
+        model = LlamaForCausalLM.from_pretrained(out / plan.start, dtype=torch.float32)
+
+    def document(rng: random.Random) -> corpus.Document:
+        if plan.is_student:
+            return corpus.student_document(rng, STUDENTS[plan.name])
+        return corpus.tutor_document(rng, thinking=plan.thinking)
+
+    loss = pretrain(
+        model,
+        document,
+        Encoder(thinking=plan.thinking),
+        steps=max(1, round(plan.steps * share)),
+        seed=derive(seed, "corpus", plan.name),
+        say=lambda text: print(f"{plan.name}: {text}", flush=True),
+    )
+    save(model, out / plan.name, thinking=plan.thinking)
+    return loss
+
+
+def _process(plans: Sequence[Plan], out: Path, seed: int, share: float) -> None:
+    for plan in plans:
+        build_model(plan, out, seed, share=share)
+
+
+def build_models(out: Path, seed: int, *, share: float = 1.0) -> dict[str, str]:
+    """Pre-train all models into ``out``; returns the SHA-256 of each model's weights. Raises :class:`MaieuticError` when a
+    process fails."""
+    out.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("spawn")
+    os.environ["OMP_NUM_THREADS"] = "1"  # two processes of one thread each; inherited by the spawned ones
+    processes = [context.Process(target=_process, args=(plans, out, seed, share)) for plans in PLANS]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if failed := [p.exitcode for p in processes if p.exitcode]:
+        raise MaieuticError(f"pre-training failed (exit codes {failed}); its error stands above")
+    return write_record(out, seed)
+
+
+def write_record(models: Path, seed: int) -> dict[str, str]:
+    """Write ``build.json`` beside the models: the seed, and the checksum of each model's weights."""
+    hashes = {file.parent.name: sha256(file) for file in sorted(models.glob(f"*/{WEIGHTS}"))}
+    record = {"seed": seed, "weights_sha256": hashes}
+    (models / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return hashes
+
+
+def build_pairs(
+    train: Path, test: Path, seed: int, overrides: Sequence[str], sizes: tuple[int, int] = SIZES
+) -> None:
+    """Write training and held-out pairs with the cold solve rates of both students (recipe ``micro/ensemble``)."""
+    from maieutic.micro.pairs import make_pairs, measured
+    from maieutic.problems.loaders import write_pairs
+
+    for path, size, held_out in ((train, sizes[0], False), (test, sizes[1], True)):
+        pairs = make_pairs(size, seed, test=held_out)
+        found = asyncio.run(measured(pairs, "micro/ensemble", overrides, seed=derive(seed, "rates") % 2**31))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_pairs(path, found)
+
+
+def build(out: Path, seed: int, *, share: float = 1.0, sizes: tuple[int, int] = SIZES) -> dict[str, str]:
+    """Everything from nothing: ``out/models/*``, ``out/pairs.jsonl``, ``out/test/pairs.jsonl`` and ``out/overrides.txt``, the
+    overrides with which every recipe of ``recipes/micro`` runs on this build. Returns the checksums of the weights."""
+    out = out.absolute()
+    hashes = build_models(out / "models", seed, share=share)
+    lines = [
+        f"tutor.model={out / 'models' / 'tutor'}",
+        f"students.0.model={out / 'models' / 'student'}",
+        f"problems.source={out / 'pairs.jsonl'}",
+        f"problems.eval_source={out / 'test' / 'pairs.jsonl'}",
+    ]
+    second = f"students.1.model={out / 'models' / 'student-b'}"
+    build_pairs(out / "pairs.jsonl", out / "test" / "pairs.jsonl", seed, [*lines[:2], second], sizes)
+    (out / "overrides.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return hashes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="maieutic micro build", description="Build the micro-classroom from nothing."
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="everything follows from it (the shipped models: 1)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("models/micro"), help="folder to write to")
+    given = parser.parse_args(argv)
+    if (given.out / "models").exists():
+        raise MaieuticError(f"{given.out} already holds a build: name another folder with --out")
+    start = time.monotonic()
+    for name, digest in build(given.out, given.seed).items():
+        print(f"{name:16s} {digest}")
+    print(
+        f"built in {time.monotonic() - start:.0f} s: {given.out} (recipes run on it with the lines of overrides.txt)"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
