@@ -76,7 +76,10 @@ def with_evidence(verdict: Verdict, dialogue: Dialogue) -> Verdict:
         )
     # The named turn first: the same words may stand in several.
     order = sorted(tutor, key=lambda n: n != verdict.turn)
-    found = next((n for n in order if quote in _canonical(tutor[n].visible)), None)
+    # Exact first: a quote that ends before a combining mark normalises to something that the turn no longer holds.
+    exact = (n for n in order if verdict.quote in tutor[n].visible)
+    alike = (n for n in order if quote in _canonical(tutor[n].visible))
+    found = next(exact, next(alike, None))
     if found is None:
         reason = f"{verdict.criterion}: the quote is in no tutor turn"
         return replace(verdict, decision="unknown", criterion="quote_not_found", reason=reason)

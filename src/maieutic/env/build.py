@@ -1,0 +1,53 @@
+"""From recipe sections to environments, judges, students and tutors: the shipped ones by name, a user's own by import path."""
+
+from __future__ import annotations
+
+from maieutic.config import EnvSpec, JudgeSpec, RewardSpec, StudentSpec, TutorSpec
+from maieutic.engines.base import ChatModel
+from maieutic.env.base import Judge, Student, Tutor
+from maieutic.env.imports import build
+from maieutic.env.play import Environment
+from maieutic.env.prompts import EnvTemplates, load_env
+from maieutic.env.rule_judge import RuleJudge
+from maieutic.env.student import ModelStudent
+from maieutic.errors import RecipeError
+
+
+def make_environment(env: EnvSpec, reward: RewardSpec) -> Environment:
+    """The environment of a recipe. A user's own class is called as ``Class(env, reward, templates, **options)``."""
+    templates = load_env(env.name)
+    if env.kind == "tutoring":
+        return Environment(env, reward, templates)
+    made: Environment = build(env.kind, "env.kind", Environment, env, reward, templates, options=env.options)
+    return made
+
+
+def make_judge(spec: JudgeSpec) -> Judge:
+    """``rule``, or a user's own class, called as ``Class(**options)``."""
+    if spec.kind != "rule":
+        own: Judge = build(spec.kind, "judge.kind", Judge, options=spec.options)
+        return own
+    try:
+        return RuleJudge(**spec.options)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"judge.options: {spec.options}: {error}") from error
+
+
+def make_student(
+    spec: StudentSpec, templates: EnvTemplates, env: EnvSpec, chat: ChatModel | None = None
+) -> Student:
+    """A student on ``chat``, or a user's own class, called as ``Class(**options)``. ``env`` is the resolved one."""
+    if spec.kind != "model":
+        own: Student = build(spec.kind, "students.kind", Student, options=spec.options)
+        return own
+    if chat is None:
+        raise ValueError(f"student {spec.name!r} of kind 'model' needs a chat model")
+    return ModelStudent(chat, spec, templates, env)
+
+
+def make_own_tutor(spec: TutorSpec) -> Tutor:
+    """A user's own tutor, called as ``Class(**options)``."""
+    if spec.kind == "policy":
+        raise ValueError("tutor.kind is 'policy': that tutor is made from an engine")
+    own: Tutor = build(spec.kind, "tutor.kind", Tutor, options=spec.options)
+    return own
