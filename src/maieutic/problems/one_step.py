@@ -63,7 +63,7 @@ TEMPLATES: Mapping[str, Template] = {
         lambda a, b: a * b,
     ),
 }
-"""Templates in the order in which they are generated; sums and differences of numbers up to 20, products up to 10 × 10."""
+"""Templates in the order in which they are generated; sums of numbers up to 10, differences from 12, products up to 6 × 6."""
 
 
 def draw(template: str, rng: random.Random) -> Drawn:
@@ -72,12 +72,12 @@ def draw(template: str, rng: random.Random) -> Drawn:
     name, other = rng.sample(NAMES, 2)
     things = rng.choice(THINGS)
     if spec.sign == "×":
-        a, b = rng.randint(2, 10), rng.randint(2, 10)
+        a, b = rng.randint(2, 6), rng.randint(2, 6)
     elif spec.sign == "-":
-        a = rng.randint(4, 20)
+        a = rng.randint(4, 12)
         b = rng.randint(2, a - 1)
     else:
-        a, b = rng.randint(2, 20), rng.randint(2, 20)
+        a, b = rng.randint(2, 10), rng.randint(2, 10)
     answer = spec.operation(a, b)
     question = spec.question.format(name=name, other=other, things=things, a=a, b=b)
     return Drawn(question, answer, f"{a} {spec.sign} {b} = {answer}")
