@@ -107,7 +107,12 @@ def test_a_generator_is_a_source() -> None:
         ("one_step", {"sise": 3}, RecipeError, r"problems\.options\.sise.*did you mean 'size'"),
         ("one_step", {"size": 0}, RecipeError, r"problems\.options\.size: 0"),
         ("one_step", {"templates": ["bag"]}, RecipeError, r"'bag' is no template.*bags"),
-        ("one_step", {"size": 5000, "max_number": 4}, ProblemDataError, r"only [1-9]\d* of 5000 different pairs"),
+        (
+            "one_step",
+            {"size": 5000, "max_number": 4},
+            ProblemDataError,
+            r"only [1-9]\d* of 5000 different pairs",
+        ),
         ("one_step", {"steps": 2}, ProblemDataError, "only 0 of 200"),
         ("gsm_symbolic", {"templates": [0], "max_number": 3}, ProblemDataError, "template '0' gave no pair"),
     ],
