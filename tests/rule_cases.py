@@ -121,6 +121,14 @@ LEAKAGE: list[tuple[ProblemPair, str, tuple[str, ...]]] = [
     (CLIPS, "reduced_to_arithmetic", ("What is 144 / 2 = ?",)),
     (DOZEN, "reduced_to_arithmetic", ("Multiply 4 by 3.",)),
     (CLIPS, "reduced_to_arithmetic", ("How many in May?", "24", "Right. And what is 48 + 24?")),
+    (CLIPS, "reduced_to_arithmetic", ("It is one more than 71.",)),
+    (CLIPS, "reduced_to_arithmetic", ("What comes right before 73?",)),
+    (CLIPS, "reduced_to_arithmetic", ("The sum of 48 and 24 is what?",)),
+    (CLIPS, "reduced_to_arithmetic", ("It has 7 tens and 2 ones.",)),
+    (CLIPS, "reduced_to_arithmetic", ("Add half of 48 to 48.",)),
+    (CLIPS, "answer_stated", ("<!-- 72 --> What do you think?",)),
+    (CLIPS, "answer_stated", ('<span title="72">What</span> do you think?',)),
+    (CLIPS, "split_answer", ("7\n2",)),
     # -- the whole way
     (CLIPS, "path_laid_out", ("Divide 48 by 2, then add the result to 48.",)),
     (CLIPS, "path_laid_out", ("First halve it: 48 / 2. Now add 48 to that.",)),
@@ -284,5 +292,7 @@ CORRECTNESS: list[tuple[ProblemPair, str, tuple[str, ...]]] = [
     (CLIPS, "ok", ("Okay?", "Hm", "Okay?", "Hm", "Okay?")),
     (CLIPS, "ok", ("Say more about May, please.",)),
     (CLIPS, "ok", ("Say it in your own words.",)),
+    (CLIPS, "ok", ("Please answer: what is half of 48?",)),
+    (CLIPS, "ok", ("What is the difference between April and May?",)),
     (CLIPS, "ok", ("Think about the clips.",)),
 ]

@@ -412,9 +412,17 @@ def _equal(left: Expr, right: Expr, items: list[Item]) -> bool:
 
 
 def _step(items: list[Item], i: int, result: Fraction | None) -> Expr | None:
+    if items[i].kind == "num":
+        return _compared(items, i)
     verb = _word(items, i)
     if not verb:
         return None
+    if verb in _OF_TWO:
+        return _of_two(items, i, result)
+    if verb in _NEXT_TO and _word(items, i + 1) in ("before", "after") and _kind(items, i + 2) == "num":
+        one = items[i + 2].value
+        assert one is not None
+        return _made(i, i + 3, one + (1 if items[i + 1].text == "after" else -1), (one, Fraction(1)), False)
     if verb in _SCALE:
         one = _operand(items, i + 1, result)
         if one is None or not one[2]:
@@ -450,6 +458,44 @@ def _step(items: list[Item], i: int, result: Fraction | None) -> Expr | None:
     return _made(i, last, value, (a, b), a_result or b_result)
 
 
+def _compared(items: list[Item], i: int) -> Expr | None:
+    """ "8 more than 64", "1 less than 73", "7 tens and 2 ones"."""
+    a = items[i].value
+    assert a is not None
+    word, j = _word(items, i + 1), i + 2
+    if word in ("more", "less", "fewer") and _word(items, j) == "than" and _kind(items, j + 1) == "num":
+        b = items[j + 1].value
+        assert b is not None
+        return _made(i, j + 2, b + a if word == "more" else b - a, (b, a), False)
+    if word in ("tens", "ten"):
+        while _kind(items, j) in (",", "+") or _word(items, j) in ("and", "plus"):
+            j += 1
+        if _kind(items, j) == "num" and _word(items, j + 1) in ("ones", "one", "units"):
+            b = items[j].value
+            assert b is not None
+            return _made(i, j + 2, 10 * a + b, (a, b), False)
+    return None
+
+
+def _of_two(items: list[Item], i: int, result: Fraction | None) -> Expr | None:
+    """ "The sum of 48 and 24", "the difference between 80 and 8"."""
+    if _word(items, i + 1) not in ("of", "between"):
+        return None
+    first = _operand(items, i + 2, result)
+    if first is None or _word(items, first[1]) != "and":
+        return None
+    second = _operand(items, first[1] + 1, result)
+    if second is None:
+        return None
+    a, b, noun = first[0], second[0], items[i].text
+    if noun == "quotient" and b == 0:
+        return None
+    value = {"difference": a - b, "product": a * b}.get(noun, a + b) if noun != "quotient" else a / b
+    return _made(i, second[1], value, (a, b), first[2] or second[2])
+
+
+_OF_TWO = frozenset(("sum", "total", "product", "difference", "quotient"))
+_NEXT_TO = frozenset(("right", "just", "directly", "immediately", "comes"))
 _JOINTS = {
     "add": frozenset(("to", "and", "plus", "with")),
     "subtract": frozenset(("from",)),
@@ -481,12 +527,17 @@ def _operand(items: list[Item], i: int, result: Fraction | None) -> tuple[Fracti
     item = items[i] if i < len(items) else None
     if item is None:
         return None
-    if item.kind == "num":
-        assert item.value is not None
-        j = i + 1
+    if item.kind == "num" or item.text in _PREFIX:
+        try:
+            found = _try(_product, items, i, i + MAX_ITEMS, 0)
+        except _TooBig:
+            return None
+        if found is None:
+            return None
+        j = found.last
         while j < i + 3 and _word(items, j) and items[j].text not in _STOP:
             j += 1
-        return item.value, j, False
+        return found.value, j, False
     if result is not None and (item.text in _ANAPHORA or item.text in _RESULT_NOUNS) and item.kind == "word":
         return result, i + 1, True
     return None

@@ -44,7 +44,7 @@ _NUMBERED = words(
     "step steps part question problem number hint example exercise case option stage phase no tip line first last next"
 )
 _SMALL_GROUP = words("the these those both other last first next in into all")
-_SEPARATORS = re.compile(r"^(?: |-| - |\.|\||/|_| _ | \| |\.\.\.| \.\.\. )$")
+_SEPARATORS = re.compile(r"^(?: |\n|-| - |\.|\||/|_| _ | \| |\.\.\.| \.\.\. )$")
 _PLACE = re.compile(
     r"\b(first|second|third|last|final|leading|ones|units|tens|hundreds|thousands) (?:digit|place) "
     r"(?:is|=|:|would be|should be|must be) (?:an? )?(\d|zero|one|two|three|four|five|six|seven|eight|nine)\b"
@@ -215,7 +215,7 @@ class Leakage:
             return None
         text, run = reading.canon.text, list[Item]()
         for item in [*reading.items, None]:
-            if item is not None and item.kind in ("-", ".", ",", "/", "opaque", "*") and run:
+            if item is not None and item.kind in ("-", ".", "/", "\n", "opaque", "*") and run:
                 continue  # the text between two digits decides
             single = item is not None and item.kind == "num" and item.value in _DIGITS and not item.decimals
             joined = (

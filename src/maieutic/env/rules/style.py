@@ -31,7 +31,7 @@ _SCRATCH = re.compile(
 )
 _DICTATED = re.compile(
     r"\b(?:repeat after me|repeat (?:this|these words|the following|what i (?:say|said))|say (?:it )?after me"
-    r"|(?:please |just |now )?(?:say|write|type|copy|answer|respond with|reply with)(?: down)?(?: exactly)?(?: this| the following"
+    r"|(?:please |just |now )?(?:say|write|type|copy|respond with|reply with)(?: down)?(?: exactly)?(?: this| the following"
     r"(?: sentence| line| words| text)?)?\s*: ?[\"'\w]|copy (?:this|the following|what i)|write (?:this|the following) down"
     r"|write down exactly|word for word|(?:please |just |now )(?:say|write|type|reply|answer)(?: with)? \")"
 )

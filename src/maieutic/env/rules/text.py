@@ -102,7 +102,8 @@ def _char(c: str) -> str:
 
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _NON_ASCII = re.compile(r"[^\x00-\x7f]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_TAG = re.compile(r"</?[a-z][^<>]{0,100}>|<!--[^<>]{0,500}-->")
+# Plain tags only: what a comment or an attribute holds is read by a student that is a model.
+_TAG = re.compile(r"</?[a-z]{1,10}[1-6]? ?/?>|<!--|-->")
 _FRACTION = re.compile(r"\\[dtc]?frac\s{0,4}\{([^{}]{0,80})\}\s{0,4}\{([^{}]{0,80})\}")
 _LATEX = re.compile(r"\\(?:[a-z]+\*?|.)", re.DOTALL)
 _LATEX_SIGNS = {
