@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from maieutic.dialogue import Turn
-from maieutic.env.rules.arithmetic import Expr, Scan, scan
+from maieutic.env.rules.arithmetic import Scan, scan
+from maieutic.env.rules.expressions import Expr
 from maieutic.env.rules.finding import Finding
 from maieutic.env.rules.items import Item, itemise
 from maieutic.env.rules.reading import Reading, read, same_value

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from maieutic.env.rules.arithmetic import Expr, Scan, scan
+from maieutic.env.rules.arithmetic import Scan, scan
+from maieutic.env.rules.expressions import Expr
 from maieutic.env.rules.finding import clip
 from maieutic.env.rules.items import Item, itemise
 from maieutic.env.rules.text import Canon, canonical
