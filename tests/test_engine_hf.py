@@ -409,10 +409,14 @@ def test_a_cancelled_request_frees_its_row(kind: str) -> None:
     run(main())
 
 
-def test_training_mode_and_gradients_are_left_as_they_were() -> None:
+@pytest.mark.parametrize("whole", [True, False])
+def test_training_mode_and_gradients_are_left_as_they_were(whole: bool) -> None:
     model = tiny(attention_dropout=0.5)
-    model.train()
-    model.model.layers[0].eval()
+    if whole:
+        model.train()
+        model.model.layers[0].eval()
+    else:
+        model.model.layers[0].train()
     modes = [m.training for m in model.modules()]
     engine = HfEngine(model, pad_id=0)
     (one,) = run(engine.generate(prompt(5), Sampling(1.0, 1.0, 12), seed=0))

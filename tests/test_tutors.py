@@ -52,7 +52,8 @@ class ScriptedEngine:
         self.sampled.append(out)
         return [out]
 
-    async def new_step(self, policy_version: int) -> None: ...
+    async def new_step(self, policy_version: int) -> None:
+        self.steps = [policy_version]
 
     async def close(self) -> None: ...
 
@@ -282,6 +283,8 @@ def test_local_chat_cuts_thinking() -> None:
         assert (out.text, out.finish_reason) == (text, reason)
         assert out.tokens == len(engine.sampled[-1].ids)
     assert engine.calls[0][0] == renderer.prompt([Message("user", "hi")])
+    asyncio.run(chat.new_step(4))
+    assert engine.steps == [4]
 
 
 @pytest.mark.parametrize("template", ["plain", "thinking", "hybrid"])

@@ -66,6 +66,8 @@ class HfEngine:
         self._shape: Shape | None = None
         self._probed = False
         self._training: list[torch.nn.Module] = []
+        """Modules that sampling took out of training mode."""
+        self._resting = True
         self._admitting: list[Request] = []
         self._closed = False
 
@@ -167,7 +169,8 @@ class HfEngine:
     def tick(self, *, admit: bool, admit_wide: bool) -> None:
         """Admit waiting requests as told, then decode one token of every running sequence."""
         self._drop_cancelled()
-        if not self._training and self._model.training:
+        if self._resting:
+            self._resting = False
             self._training = [m for m in self._model.modules() if m.training]
             for module in self._training:
                 module.training = False
@@ -199,6 +202,7 @@ class HfEngine:
         for module in self._training:
             module.training = True
         self._training = []
+        self._resting = True
 
     def _drop_cancelled(self) -> None:
         self._queue = deque(r for r in self._queue if not r.future.done())

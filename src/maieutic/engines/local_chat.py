@@ -43,6 +43,11 @@ class LocalChat:
         )
         return [Completion(self._renderer.split(s.ids).visible, s.finish_reason, len(s.ids)) for s in samples]
 
+    async def new_step(self, policy_version: int) -> None:
+        """Drop what the engine cached. For frozen models too: a resumed run starts each step with empty caches, and how a
+        prompt is split between cache and new tokens shows in the last bits of the log-probs."""
+        await self._engine.new_step(policy_version)
+
     async def close(self) -> None:
         """Close the engine; safe to call twice."""
         await self._engine.close()
