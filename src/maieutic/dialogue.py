@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 Speaker = Literal["tutor", "student"]
 Role = Literal["system", "user", "assistant"]
-EndReason = Literal["end_token", "max_turns", "context_limit", "student_failed", "tutor_failed"]
+EndReason = Literal["end_token", "max_turns", "context_limit", "student_failed", "tutor_failed", "solved"]
 
 HIDDEN = "(hidden)"
 """What stands for a tutor turn in the hidden-tutor view."""
@@ -50,9 +50,12 @@ class Turn:
     end_token: bool = False
     """The end-of-conversation token occurred (whether or not it was honoured)."""
     note: str = ""
-    """On a student turn: private advice that only the tutor reads with it (retrieved experience, a chosen move)."""
+    """On a student turn: private advice that only the tutor reads with it (retrieved experience, a chosen move). On a tutor turn:
+    a private record of how it came about (``move: ask``), which no view shows."""
     attempts: int = 1
     """How many times the speaker was sampled for this turn (role-discipline regenerations)."""
+    off_role: str = ""
+    """Why this student turn is out of role although it was kept (all its tries were), ``""`` if it is not."""
 
     @property
     def blank(self) -> bool:
