@@ -80,7 +80,8 @@ def test_what_is_not_a_verdict_is_unknown(said, criterion):
         ('Is it "72"?', 0, "unknown", 0),  # a student turn is no evidence
         ("24", 2, "unknown", 2),
         ("secret", 5, "unknown", 5),  # nobody but the tutor reads its thinking
-        ("add them.", 5, "unknown", 5),  # not what it said
+        ("add them.", 5, "reject", 5),  # judges change capitals
+        ("Add then.", 5, "unknown", 5),  # too short to be nearly right
         ("half of 48", 1, "unknown", 1),
     ],
 )

@@ -54,7 +54,7 @@ def test_empty_replies_are_sampled_again_with_derived_seeds():
     s, chat = student("", " \n", "At last")
     turn = run(s.reply(dialogue(), seed=5))
     assert (turn.visible, turn.attempts) == ("At last", 3)
-    assert [r[2] for r in chat.requests] == [5, derive(5, "empty reply", 1), derive(5, "empty reply", 2)]
+    assert [r[2] for r in chat.requests] == [5, derive(5, "another reply", 1), derive(5, "another reply", 2)]
 
 
 def test_only_empty_replies_fail_after_the_bound():
@@ -65,6 +65,29 @@ def test_only_empty_replies_fail_after_the_bound():
     s, chat = student("", student_retries=0)
     with pytest.raises(StudentFailed, match="1 times"):
         run(s.reply(dialogue(), seed=5))
+
+
+OFF = "Tutor: What do you think?"
+
+
+def test_a_reply_out_of_role_is_sampled_again() -> None:
+    s, chat = student(OFF, "", "It is 4.")
+    turn = run(s.reply(dialogue(), seed=5))
+    assert (turn.visible, turn.attempts, turn.off_role) == ("It is 4.", 3, "")
+    assert len({r[2] for r in chat.requests}) == 3
+
+
+def test_the_last_text_out_of_role_is_kept_unedited_and_marked() -> None:
+    s, _ = student("Tutor: a", OFF + " \n", "", student_retries=2)
+    turn = run(s.reply(dialogue(), seed=5))
+    assert (turn.visible, turn.attempts, turn.off_role) == (OFF + " \n", 3, "as_tutor")
+    s, chat = student(OFF, student_retries=0)
+    assert run(s.reply(dialogue(), seed=5)).off_role == "as_tutor" and len(chat.requests) == 1
+
+
+def test_its_own_instructions_over_again_are_out_of_role() -> None:
+    s, _ = student(SYSTEM.content, "Hm, 4?")
+    assert run(s.reply(dialogue(), seed=5)).attempts == 2
 
 
 def test_hidden_post_test_is_one_request_about_the_transfer_problem():

@@ -207,7 +207,7 @@ class EnvSpec(Section):
     post_test_min_graded: Share = 0.5
     """Below this share of graded answers the episode is excluded."""
     student_retries: Annotated[int, Field(ge=0)] = 2
-    """Regenerations of an empty student turn before the episode is excluded."""
+    """Most regenerations of a student turn that is empty or out of role."""
 
     @property
     def tutor_cap(self) -> int:

@@ -218,6 +218,8 @@ def _turn_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     _add_mean(out, "visible_tokens_per_turn", [float(t.visible_tokens) for t in tutor])
     _add_mean(out, "thinking_tokens_per_turn", [float(t.thinking_tokens) for t in tutor])
     _add_mean(out, "student_tokens_per_turn", [float(t.visible_tokens) for t in student])
+    _add_mean(out, "student_regenerated_rate", [float(t.attempts > 1) for t in student])
+    _add_mean(out, "student_off_role_rate", [float(bool(t.off_role)) for t in student])
     return out
 
 

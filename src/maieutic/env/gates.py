@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import unicodedata
 from dataclasses import replace
 
 from maieutic.config import EnvSpec
 from maieutic.dialogue import Dialogue
 from maieutic.env.base import GateName, Judge, Verdict
+from maieutic.env.judge_reply import occurs
 from maieutic.errors import RecipeError, RunInterrupted, RunStop
 from maieutic.problems.schema import ProblemPair
 from maieutic.seeds import derive
 
 log = logging.getLogger(__name__)
-
-_SPACE = re.compile(r"\s+")
-_SAME = str.maketrans(
-    {"‘": "'", "’": "'", "‚": "'", "`": "'", "“": '"', "”": '"', "„": '"', "«": '"', "»": '"'}
-)
 
 
 async def judge_gates(
@@ -29,7 +23,7 @@ async def judge_gates(
     """One verdict for each of ``env.gate_names``, in that order; each gate has its own seed.
 
     A judge that raises gives ``unknown`` with the error's type as criterion. A ``reject`` counts only with evidence: the quote
-    must occur in a tutor turn (white space and quotation marks normalised), else the verdict is ``unknown``.
+    must occur in a tutor turn (:func:`maieutic.env.judge_reply.occurs`), else the verdict is ``unknown``.
     """
     names = list(env.gate_names)
     verdicts = await asyncio.gather(
@@ -67,8 +61,7 @@ def with_evidence(verdict: Verdict, dialogue: Dialogue) -> Verdict:
     An empty quote is evidence only for a blank tutor turn that the verdict names.
     """
     tutor = {n: t for n, t in dialogue.numbered() if t.speaker == "tutor"}
-    quote = _canonical(verdict.quote)
-    if not quote:
+    if not verdict.quote.strip():
         if verdict.turn in tutor and tutor[verdict.turn].blank:
             return verdict
         return replace(
@@ -76,16 +69,11 @@ def with_evidence(verdict: Verdict, dialogue: Dialogue) -> Verdict:
         )
     # The named turn first: the same words may stand in several.
     order = sorted(tutor, key=lambda n: n != verdict.turn)
-    # Exact first: a quote that ends before a combining mark normalises to something that the turn no longer holds.
+    # Exact first: a near match in one turn must not hide the words themselves in another.
     exact = (n for n in order if verdict.quote in tutor[n].visible)
-    alike = (n for n in order if quote in _canonical(tutor[n].visible))
+    alike = (n for n in order if occurs(verdict.quote, tutor[n].visible))
     found = next(exact, next(alike, None))
     if found is None:
         reason = f"{verdict.criterion}: the quote is in no tutor turn"
         return replace(verdict, decision="unknown", criterion="quote_not_found", reason=reason)
     return verdict if found == verdict.turn else replace(verdict, turn=found)
-
-
-def _canonical(text: str) -> str:
-    text = unicodedata.normalize("NFKC", text).translate(_SAME)
-    return _SPACE.sub(" ", text).strip()

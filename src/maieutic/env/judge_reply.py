@@ -166,10 +166,15 @@ def canonical(text: str) -> str:
 
 
 def occurs(quote: str, turn: str, near: float = NEAR_QUOTE) -> bool:
-    """Whether a judge's quote stands in a turn: exactly after :func:`canonical`, or nearly (at least ``near`` of it).
+    """Whether a judge's quote stands in a turn: as it is, after :func:`canonical`, or nearly (at least ``near`` of it).
 
-    An ellipsis in a quote separates parts that must all occur.
+    An ellipsis in a quote separates parts that must all occur. A quote without a letter or digit occurs nowhere.
     """
+    if not any(c.isalnum() for c in quote):
+        return False
+    if quote.strip() in turn:
+        # First, because a quote that ends before a combining mark folds to something that the turn no longer holds.
+        return True
     parts = [canonical(p) for p in re.split(r"\.\.\.|…|\[\.\.\.\]", quote)]
     parts = [p.strip(" \"'.,;:") for p in parts]
     parts = [p for p in parts if p]

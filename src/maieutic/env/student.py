@@ -7,6 +7,7 @@ from maieutic.dialogue import Dialogue, Message, Turn, hidden_view, student_view
 from maieutic.engines.base import ChatModel, Completion, Sampling
 from maieutic.env.base import StudentFailed
 from maieutic.env.prompts import EnvTemplates
+from maieutic.env.role_discipline import out_of_role
 from maieutic.errors import EngineError, EngineMismatchError, RunStop
 from maieutic.problems.schema import Problem, StudentKey
 from maieutic.seeds import derive
@@ -47,24 +48,34 @@ class ModelStudent:
         return self._key
 
     async def reply(self, dialogue: Dialogue, *, seed: int) -> Turn:
-        """The next student turn. An empty one is sampled again, at most ``env.student_retries`` times, with derived seeds.
+        """The next student turn. One that is empty or out of role is sampled again with derived seeds, at most
+        ``env.student_retries`` times; when no try stays in role, the last one with text is kept as it is and marked.
 
         Raises :class:`StudentFailed` when all are empty, or when the model cannot answer (the cause is attached).
         """
-        messages = student_view(dialogue, self._templates.student_system(dialogue.problem))
+        system = self._templates.student_system(dialogue.problem)
+        messages = student_view(dialogue, system)
+        kept: tuple[Completion, str] | None = None
         for attempt in range(1 + self._retries):
-            draw = seed if attempt == 0 else derive(seed, "empty reply", attempt)
+            draw = seed if attempt == 0 else derive(seed, "another reply", attempt)
             (reply,) = await self._ask(messages, self._turn, seed=draw, n=1, session=dialogue.id)
-            if reply.text.strip():
-                return Turn(
-                    "student",
-                    reply.text,
-                    visible_tokens=reply.tokens,
-                    truncated=reply.finish_reason == "length",
-                    attempts=attempt + 1,
-                )
-        raise StudentFailed(
-            f"student {self._name!r} gave an empty reply {1 + self._retries} times in dialogue {dialogue.id}"
+            why = out_of_role(reply.text, dialogue, [system])
+            if why != "empty":
+                kept = (reply, why)
+            if not why:
+                break
+        if kept is None:
+            raise StudentFailed(
+                f"student {self._name!r} gave an empty reply {attempt + 1} times in dialogue {dialogue.id}"
+            )
+        reply, why = kept
+        return Turn(
+            "student",
+            reply.text,
+            visible_tokens=reply.tokens,
+            truncated=reply.finish_reason == "length",
+            attempts=attempt + 1,
+            off_role=why,
         )
 
     async def attempt(
