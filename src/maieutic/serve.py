@@ -28,6 +28,8 @@ Role = Literal["student", "judge", "tutor"]
 PORT_TRIES = 5
 _SLACK = 64
 """Tokens of context beyond what the recipe adds up to (templates, roles)."""
+_CPU_BATCH = 4_096
+"""Tokens of one prefill batch on a CPU server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ def plan(
         )
     if cpu if cpu is not None else python is not None:
         command += ["--enforce-eager"]  # compiling takes minutes on a CPU and gains little
+        # A seeded request whose prompt is prefilled in chunks kills vLLM 0.31's CPU worker ("CPU Generator does not use offset").
+        command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(context, _CPU_BATCH))]
         environment.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", os.environ.get("VLLM_CPU_KVCACHE_SPACE", "2"))
     return ServePlan(
