@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from maieutic.errors import (
     ExclusionLimitError,
     NonFiniteLossError,
     RunFolderError,
+    RunInterrupted,
 )
 from maieutic.recipe import dump_recipe
 from maieutic.training import checkpoint, loop
@@ -81,9 +83,20 @@ def _write(folder: Path, data: dict[str, Any]) -> str:
 
 
 def _run(command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """The command's output; a command that hangs is killed with all its children."""
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | env
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True
+    )
+    try:
+        out, err = process.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        pytest.fail(f"{command} hung; its stderr:\n{err}")
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 # ---- what a run does -------------------------------------------------------------------------------------------------
@@ -183,6 +196,27 @@ def test_full_fine_tune_with_a_reference_and_resume(tiny_model_dir: Path, tmp_pa
     assert rows[0]["train/kl_ref"] >= 0 and rows[1]["train/kl_ref"] > 1e-6
 
 
+def test_training_starts_from_an_adapter_and_keeps_its_distance_to_it(
+    whole: Path, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    start = whole / "checkpoints" / "step-000006" / "model"
+    changes = {
+        "tutor.init_from": str(start),
+        "algorithm.kl_beta": 0.1,
+        "training.max_steps": 2,
+        "training.mini_batch_problems": 2,
+        "eval.every": 0,
+        "checkpoint": {"every": 0, "keep_last": 1, "best": "rollout/reward"},
+    }
+    run = loop.run(parts.make_recipe(tiny_model_dir, tmp_path, **changes)).folder
+    first, second = parts.metrics_of(run)
+    assert first["train/kl_ref"] == pytest.approx(0, abs=1e-9) and second["train/kl_ref"] > 1e-6
+    before, after = weights(whole, 6), weights(run, 2)
+    assert before.keys() == after.keys() and any(not torch.equal(before[k], after[k]) for k in after)
+    best = 1 if first["rollout/reward"] >= second["rollout/reward"] else 2
+    assert [s for s, _ in checkpoint.complete(run / "checkpoints")] == sorted({best, 2})
+
+
 # ---- resuming --------------------------------------------------------------------------------------------------------
 
 
@@ -193,18 +227,33 @@ def test_six_steps_are_three_and_resume_and_three(whole: Path, tiny_model_dir: P
     assert_same_run(whole, run, 6)
 
 
+def test_dropout_draws_the_same_after_a_resume(tiny_model_dir: Path, tmp_path: Path) -> None:
+    changes = {"tutor.lora": {"r": 2, "dropout": 0.3}, "checkpoint.every": 1, "eval.every": 0}
+    one = loop.run(
+        parts.make_recipe(tiny_model_dir, tmp_path / "one", **changes, **{"training.max_steps": 2})
+    )
+    loop.run(parts.make_recipe(tiny_model_dir, tmp_path / "two", **changes, **{"training.max_steps": 1}))
+    torch.manual_seed(99)
+    two = loop.run(
+        parts.make_recipe(tiny_model_dir, tmp_path / "two", **changes, **{"training.max_steps": 2}),
+        resume="auto",
+    )
+    assert_same_run(one.folder, two.folder, 2)
+    assert parts.metrics_of(one.folder)[1]["train/logprob_gap"] > 1e-4  # dropout is on
+
+
 @pytest.mark.integration
 def test_a_run_killed_in_the_middle_of_a_step_ends_like_one_that_was_not(
     whole: Path, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     data = parts.recipe_dict(tiny_model_dir, tmp_path, **{"reward.kind": "training_parts:killed_at"})
-    killed = launch(tmp_path, data, TEST_KILL=f"5:{int(signal.SIGKILL)}")
+    killed = launch(tmp_path, data, TEST_KILL=f"train:5:{int(signal.SIGKILL)}")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     run = tmp_path / "run"
     assert (
         parts.metrics_of(run)[-1]["train/step"] == 4
     )  # step 4 is recorded, but only step 3 has a checkpoint
-    resumed = launch(tmp_path, data, "--resume", "auto", TEST_KILL="99:9")
+    resumed = launch(tmp_path, data, "--resume", "auto", TEST_KILL="train:99:9")
     assert resumed.returncode == 0, resumed.stderr
     assert_same_run(whole, run, 6)
     assert "resuming from" in (run / "log.txt").read_text()
@@ -228,22 +277,49 @@ def test_a_folder_with_a_run_is_not_used_again(whole: Path, tiny_model_dir: Path
 # ---- signals ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("number", "code", "where", "kept"),
+    [
+        (signal.SIGUSR1, 85, "train:2", [1]),
+        (signal.SIGINT, 130, "eval:3", [3]),
+        (signal.SIGUSR1, 85, "eval:0", [0]),
+    ],
+)
+def test_a_signal_in_a_rollout_becomes_a_checkpoint_that_resumes(
+    whole: Path,
+    tiny_model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    code: int,
+    where: str,
+    kept: list[int],
+) -> None:
+    changes = {"reward.kind": "training_parts:killed_at", "checkpoint.every": 0}
+    monkeypatch.setenv("TEST_KILL", f"{where}:{int(number)}")
+    monkeypatch.setattr(parts, "_fired", [])
+    with pytest.raises(RunInterrupted, match=f"holds step {kept[-1]}") as caught:
+        loop.run(parts.make_recipe(tiny_model_dir, tmp_path, **changes))
+    assert caught.value.exit_code == code
+    run = tmp_path / "run"
+    assert [s for s, _ in checkpoint.complete(run / "checkpoints")] == kept
+    loop.run(parts.make_recipe(tiny_model_dir, tmp_path, **changes), resume="auto")
+    assert_same_run(whole, run, 6)
+
+
 @pytest.mark.integration
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 85), (signal.SIGTERM, 143)])
-def test_a_signal_in_a_rollout_becomes_a_checkpoint_and_its_exit_code(
-    whole: Path, tiny_model_dir: Path, tmp_path: Path, number: int, code: int
+def test_a_terminated_process_exits_with_143_and_resumes(
+    whole: Path, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     changes = {"reward.kind": "training_parts:killed_at", "checkpoint.every": 0}
     data = parts.recipe_dict(tiny_model_dir, tmp_path, **changes)
-    stopped = launch(tmp_path, data, TEST_KILL=f"2:{int(number)}")
-    assert stopped.returncode == code, stopped.stderr
-    run = tmp_path / "run"
-    assert [s for s, _ in checkpoint.complete(run / "checkpoints")] == [1]
-    assert "holds step 1" in stopped.stderr and "\x1b" not in stopped.stderr
-    if number == signal.SIGTERM:
-        resumed = launch(tmp_path, data, "resume=auto", TEST_KILL="99:9")
-        assert resumed.returncode == 0, resumed.stderr
-        assert_same_run(whole, run, 6)
+    stopped = launch(tmp_path, data, TEST_KILL=f"train:2:{int(signal.SIGTERM)}")
+    assert stopped.returncode == 143, stopped.stderr
+    assert "RunInterrupted: stopped by SIGTERM" in stopped.stderr
+    assert not {"\x1b", "\r"} & set(stopped.stderr)
+    resumed = launch(tmp_path, data, "resume=auto", TEST_KILL="train:99:9")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_run(whole, tmp_path / "run", 6)
 
 
 # ---- faults ----------------------------------------------------------------------------------------------------------
@@ -291,6 +367,26 @@ def test_a_student_that_says_nothing_is_excluded_and_stops_the_run_with_a_checkp
     assert "rollout/reward" not in row and row["train/updates"] == 0
     assert [s for s, _ in checkpoint.complete(run / "checkpoints")] == [1]
     assert len(list(read_episodes(run, "train"))) == 8
+
+
+def test_a_grader_that_hangs_costs_its_episodes_and_not_the_run(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from maieutic import runtime
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
+    hanging = partial(runtime.Grader, timeout_s=0.2, check="training_parts:hangs", fast_path=False)
+    monkeypatch.setattr(runtime, "Grader", hanging)
+    monkeypatch.setattr(parts.SilentStudent, "says", "the answer is 4")
+    changes = {
+        "students": [{"model": "silent", "kind": "training_parts:SilentStudent"}],
+        "training.max_steps": 1,
+        "eval.every": 0,
+    }
+    run = loop.run(parts.make_recipe(tiny_model_dir, tmp_path, **changes)).folder
+    (row,) = parts.metrics_of(run)
+    assert row["rollout/excluded_ungraded_share"] == 1.0 and row["train/updates"] == 0
+    assert [e.post_test.grades for e in read_episodes(run) if e.post_test] == [["error", "error"]] * 4
 
 
 def test_a_nan_loss_is_named_and_leaves_the_last_good_state(

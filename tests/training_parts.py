@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,22 +102,30 @@ def constant(episode: Episode, spec: RewardSpec) -> RewardBreakdown:
     return RewardBreakdown(0.5, gated=False, pre=0.25, post=0.25, gain=0.0)
 
 
+_fired: list[str] = []
+
+
 def killed_at(episode: Episode, spec: RewardSpec) -> RewardBreakdown:
-    """:func:`characters`, but the process dies (or gets a signal) in the middle of a step that the environment names."""
-    step, number = os.environ["TEST_KILL"].split(":")
-    if episode.phase == "train" and episode.step == int(step) and episode.index == 1:
+    """:func:`characters`, but the process gets a signal in the middle of a rollout: ``TEST_KILL=phase:step:signal``."""
+    phase, step, number = os.environ["TEST_KILL"].split(":")
+    if (episode.phase, episode.step) == (phase, int(step)) and not _fired:
+        _fired.append(episode.id)
         os.kill(os.getpid(), int(number))
     return characters(episode, spec)
 
 
 class SilentStudent:
-    """Says nothing, as a broken server would."""
+    """Says nothing, as a broken server would, or always ``says``."""
+
+    says: str | None = None
 
     name = "silent"
     key = StudentKey(model="silent", prompt_hash="0" * 12, temperature=0.6, max_tokens=4)
 
     async def reply(self, dialogue: Dialogue, *, seed: int) -> Turn:
-        raise StudentFailed("nothing came back")
+        if self.says is None:
+            raise StudentFailed("nothing came back")
+        return Turn("student", self.says)
 
     async def attempt(
         self,
@@ -127,7 +136,15 @@ class SilentStudent:
         dialogue: Dialogue | None = None,
         hide_tutor: bool = True,
     ) -> Sequence[str]:
-        raise StudentFailed("nothing came back")
+        if self.says is None:
+            raise StudentFailed("nothing came back")
+        return [self.says] * k
+
+
+def hangs(answer: str, gold: str) -> bool:
+    """A grader's check that never comes back."""
+    time.sleep(3600)
+    return True
 
 
 def metrics_of(run: Path) -> list[dict[str, float]]:

@@ -11,8 +11,10 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from maieutic.errors import MaieuticError, RecipeError
+from maieutic.training.signals import StopSignals
 
 
 def parse(argv: Sequence[str]) -> tuple[str, list[str], str | None]:
@@ -38,6 +40,20 @@ def parse(argv: Sequence[str]) -> tuple[str, list[str], str | None]:
     return given.recipe, overrides, resume
 
 
+def _train(argv: Sequence[str], signals: StopSignals) -> None:
+    from maieutic.recipe import load_recipe
+
+    name, overrides, resume = parse(argv)
+    recipe = load_recipe(name, overrides)
+    from maieutic.training.loop import run
+
+    if not sys.stderr.isatty():
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()  # a log takes no control characters
+    run(recipe, resume, signals=signals)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code. Errors of this package are one message, others keep their traceback."""
     rank = int(os.environ.get("RANK", "0"))
@@ -47,18 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     logger = logging.getLogger("maieutic")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if rank == 0 else logging.ERROR)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        from maieutic.recipe import load_recipe
-
-        name, overrides, resume = parse(sys.argv[1:] if argv is None else argv)
-        recipe = load_recipe(name, overrides)
-        from maieutic.training.loop import run
-
-        if not sys.stderr.isatty():
-            from transformers.utils.logging import disable_progress_bar
-
-            disable_progress_bar()  # a log takes no control characters
-        run(recipe, resume)
+        with StopSignals() as signals:  # before the slow imports, so that a signal meanwhile is not lost
+            _train(arguments, signals)
     except MaieuticError as error:
         prefix = f"rank {rank}: " if rank else ""
         print(f"{prefix}{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -68,5 +76,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def leave(code: int) -> NoReturn:
+    """Exit the process. Ranks of a process group leave without the interpreter's clean-up.
+
+    All of ours is done by then, and torch's can wait for ever: freeing the last reference to a gloo group joins a thread that
+    waits for the interpreter lock, which the freeing thread holds.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        sys.exit(code)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -33,6 +33,7 @@ from maieutic.training import checkpoint, evaluate
 from maieutic.training.checkpoint import TrainState
 from maieutic.training.learner import Learner
 from maieutic.training.progress import Reporter, evaluation_table, reporter
+from maieutic.training.ranks import on_main
 from maieutic.training.run_folder import RunFolder
 from maieutic.training.signals import Cancelled, StopSignals
 from maieutic.training.trackers import Trackers, trackers_of
@@ -44,10 +45,6 @@ T = TypeVar("T")
 
 # Ranks wait for rank 0's rollouts, which may wait for servers: the collective's own limit must not end the run.
 _PEER_TIMEOUT = timedelta(hours=12)
-
-
-class PeerFailed(MaieuticError):
-    """Rank 0 failed; its own error is in its log."""
 
 
 @dataclass(frozen=True)
@@ -74,28 +71,31 @@ def run(
     recipe: Recipe,
     resume: str | None = None,
     *,
-    accelerator: Any = None,
+    signals: StopSignals | None = None,
     console: Console | None = None,
 ) -> RunOutcome:
     """Train as the recipe says, from the start or from a checkpoint (``resume``: ``auto`` or a path).
 
     Raises what ended the run, with everything closed and, where the weights are those of a complete step, a checkpoint
-    written: :class:`~maieutic.errors.RunInterrupted` for a signal, otherwise a named error.
+    written: :class:`~maieutic.errors.RunInterrupted` for a signal, otherwise a named error. ``signals``: handlers that are
+    already set (a caller that wants those of the start-up noticed); None: set here for the run.
     """
+    if signals is None:
+        with StopSignals() as own:
+            return run(recipe, resume, signals=own, console=console)
     recipe = resolve_env(recipe)
     folder = RunFolder.of(recipe)
-    with StopSignals() as signals:
-        loop = _Loop(recipe, folder, accelerator or make_accelerator(recipe, folder), signals, console)
-        code = 1
-        try:
-            outcome = loop.run(resume)
-            code = 0
-            return outcome
-        except MaieuticError as error:
-            code = error.exit_code
-            raise
-        finally:
-            loop.close(code)
+    loop = _Loop(recipe, folder, make_accelerator(recipe, folder), signals, console)
+    code = 1
+    try:
+        outcome = loop.run(resume)
+        code = 0
+        return outcome
+    except MaieuticError as error:
+        code = error.exit_code
+        raise
+    finally:
+        loop.close(code)
 
 
 class _Loop:
@@ -360,9 +360,9 @@ class _Loop:
             self.trackers.log(step, row)
 
         self._guarded(write)
-        best = self.recipe.checkpoint.best
-        if best in row and step > 0 and (self.state.best is None or row[best] > self.state.best):
-            self.state = replace(self.state, best=row[best], best_step=step)
+        value = row.get(self.recipe.checkpoint.best or "")
+        if value is not None and step > 0 and (self.state.best is None or value > self.state.best):
+            self.state = replace(self.state, best=value, best_step=step)
 
     def _checkpoint_if_due(self) -> None:
         state, every = self.state, self.recipe.checkpoint.every
@@ -418,36 +418,7 @@ class _Loop:
         return self.signals.run(coroutine, self.runner)
 
     def _on_main(self, function: Callable[[], T], *, share: bool = True) -> T:
-        """Call ``function`` on rank 0 and give its result to every rank (``share``: else the others get None).
-
-        If it fails there, its error is raised there and :class:`PeerFailed` elsewhere, so that no rank waits for ever; a
-        cancelled rollout is :class:`Cancelled` everywhere.
-        """
-        if self.accelerator.num_processes == 1:
-            return function()
-        from accelerate.utils import broadcast_object_list
-
-        message: list[Any] = [None]
-        error: BaseException | None = None
-        result: Any = None
-        if self.main:
-            try:
-                result = function()
-                message = [("ok", result if share else None)]
-            except Cancelled as cancelled:
-                error, message = cancelled, [("cancelled", self.signals.received)]
-            except Exception as failure:
-                error, message = failure, [("failed", f"{type(failure).__name__}: {failure}")]
-        broadcast_object_list(message, from_process=0)
-        if error is not None:
-            raise error
-        kind, value = message[0]
-        if kind == "cancelled":
-            self.signals.received = value
-            raise Cancelled
-        if kind == "failed":
-            raise PeerFailed(f"rank 0 stopped: {value}")
-        return result if self.main else value
+        return on_main(function, self.accelerator, self.signals, share=share)
 
     def _guarded(self, function: Callable[[], T]) -> T:
         """:meth:`_on_main`, and a checkpoint of the last complete step if it fails (on every rank)."""
