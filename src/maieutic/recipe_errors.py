@@ -14,12 +14,18 @@ from maieutic.config import Recipe
 from maieutic.yaml12 import KeyPath, dotted
 
 
-def explain(error: ValidationError, data: Any, origins: Mapping[KeyPath, str], name: str) -> str:
-    """One line an error; errors of the branches of a union are joined into one."""
+def explain(
+    error: ValidationError,
+    data: Any,
+    origins: Mapping[KeyPath, str],
+    name: str,
+    model: type[BaseModel] = Recipe,
+) -> str:
+    """One line an error; errors of the branches of a union are joined into one. ``model``: the schema that hints come from."""
     by_key: dict[KeyPath, list[Any]] = {}
     for item in error.errors(include_url=False):
         by_key.setdefault(_real_path(item["loc"], data, item["type"]), []).append(item)
-    lines = [_line(path, items, data, origins, name) for path, items in by_key.items()]
+    lines = [_line(path, items, data, origins, name, model) for path, items in by_key.items()]
     if len(lines) == 1:
         return lines[0]
     return f"{len(lines)} errors in recipe {name}:\n" + "\n".join(f"  - {line}" for line in lines)
@@ -53,15 +59,22 @@ def _origin(path: KeyPath, origins: Mapping[KeyPath, str], name: str) -> str:
     return name
 
 
-def _line(path: KeyPath, items: list[Any], data: Any, origins: Mapping[KeyPath, str], name: str) -> str:
+def _line(
+    path: KeyPath,
+    items: list[Any],
+    data: Any,
+    origins: Mapping[KeyPath, str],
+    name: str,
+    root: type[BaseModel] = Recipe,
+) -> str:
     head = f"{_origin(path, origins, name)}: {dotted(path) or 'recipe'}"
     first = items[0]
     if first["type"] == "missing":
         return f"{head}: required, but not given"
     value = _value(path, data)
     if first["type"] == "extra_forbidden":
-        near = nearest_key(path)
-        known = section_at(path[:-1])
+        near = nearest_key(path, root)
+        known = section_at(path[:-1], root)
         if near is None and known is not None:
             hint = f"; known keys here: {', '.join(known.model_fields)}"
         else:
@@ -127,9 +140,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "…"
 
 
-def section_at(path: KeyPath) -> type[BaseModel] | None:
+def section_at(path: KeyPath, root: type[BaseModel] = Recipe) -> type[BaseModel] | None:
     """The schema section that a key path leads to, None where there is none (free-form options, unknown keys)."""
-    model: type[BaseModel] | None = Recipe
+    model: type[BaseModel] | None = root
     for part in path:
         if isinstance(part, int):
             continue
@@ -149,18 +162,18 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def nearest_key(path: KeyPath) -> str | None:
+def nearest_key(path: KeyPath, root: type[BaseModel] = Recipe) -> str | None:
     """The valid dotted key nearest to an invalid one: the same section first, then the same last name anywhere."""
     *parents, last = path
-    section = section_at(tuple(parents))
+    section = section_at(tuple(parents), root)
     if section is not None:
         near = difflib.get_close_matches(str(last), list(section.model_fields), n=1, cutoff=0.6)
         if near:
             return dotted((*parents, near[0]))
-    by_name = {k.rpartition(".")[2]: k for k in reversed(all_keys())}
+    by_name = {k.rpartition(".")[2]: k for k in reversed(all_keys(root))}
     if last in by_name:
         here = dotted(tuple(parents))
-        same = [k for k in all_keys() if k.rpartition(".")[2] == last]
+        same = [k for k in all_keys(root) if k.rpartition(".")[2] == last]
         return max(same, key=lambda k: (bool(here) and k.startswith(here), -k.count("."), -len(k)))
     near = difflib.get_close_matches(str(last), list(by_name), n=1, cutoff=0.75)
     return by_name[near[0]] if near else None
