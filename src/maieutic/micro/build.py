@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from maieutic.errors import MaieuticError
 from maieutic.micro.shipped import RECORD, WEIGHTS, sha256
 from maieutic.seeds import derive
 
+EARLY = "-early"
+"""Suffix of a first half of training, which is not kept (a second warm-up and decay help the student)."""
 SIZES = (480, 256)
 """Pairs for training and held-out pairs."""
 
@@ -33,6 +36,8 @@ class Plan:
     name: str
     steps: int
     start: str | None = None
+    stream: str | None = None
+    """Names its random stream (None: ``name``)."""
 
     @property
     def is_student(self) -> bool:
@@ -44,7 +49,11 @@ class Plan:
 
 
 PLANS: tuple[tuple[Plan, ...], ...] = (
-    (Plan("student", 2200), Plan("student-b", 700, "student")),
+    (
+        Plan("student-early", 2200, stream="student"),
+        Plan("student", 2400, "student-early", stream="student-late"),
+        Plan("student-b", 800, "student"),
+    ),
     (Plan("tutor", 1500), Plan("tutor-thinking", 500, "tutor")),
 )
 """What each of the two processes trains."""
@@ -62,13 +71,13 @@ def build_model(plan: Plan, out: Path, seed: int, *, share: float = 1.0) -> floa
 
     torch.set_num_threads(1)
     if plan.start is None:
-        model: Any = new_model(derive(seed, "weights", plan.name) % 2**31)
+        model: Any = new_model(derive(seed, "weights", plan.stream or plan.name) % 2**31)
     else:
         model = LlamaForCausalLM.from_pretrained(out / plan.start, dtype=torch.float32)
 
     def document(rng: random.Random) -> corpus.Document:
         if plan.is_student:
-            return corpus.student_document(rng, STUDENTS[plan.name])
+            return corpus.student_document(rng, STUDENTS[plan.name.removesuffix(EARLY)])
         return corpus.tutor_document(rng, thinking=plan.thinking)
 
     loss = pretrain(
@@ -76,7 +85,7 @@ def build_model(plan: Plan, out: Path, seed: int, *, share: float = 1.0) -> floa
         document,
         Encoder(thinking=plan.thinking),
         steps=max(1, round(plan.steps * share)),
-        seed=derive(seed, "corpus", plan.name),
+        seed=derive(seed, "corpus", plan.stream or plan.name),
         say=lambda text: print(f"{plan.name}: {text}", flush=True),
     )
     save(model, out / plan.name, thinking=plan.thinking)
@@ -101,6 +110,8 @@ def build_models(out: Path, seed: int, *, share: float = 1.0) -> dict[str, str]:
         process.join()
     if failed := [p.exitcode for p in processes if p.exitcode]:
         raise MaieuticError(f"pre-training failed (exit codes {failed}); its error stands above")
+    for early in out.glob(f"*{EARLY}"):
+        shutil.rmtree(early)
     return write_record(out, seed)
 
 

@@ -1,0 +1,227 @@
+"""``make science``: arms × seeds on the micro-classroom, every trained tutor measured with one and the same instrument.
+
+A *run* trains one arm with one seed through ``python -m maieutic.train`` and is measured twice on the held-out pairs: with the
+arm's own measure, and with the full recipe's (transfer problem, tutor hidden, gates only counted). A run that has its result
+file is not run again, and one that was interrupted goes on from its checkpoint. :mod:`maieutic.micro.science_report` makes
+``docs/science.md`` from the result files alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from maieutic.config import Recipe
+from maieutic.env.base import Episode
+from maieutic.errors import MaieuticError
+
+CORE = ("full", "no-gates", "leak-gate-only", "leak-gate-only-no-mask", "no-transfer")
+ALL = (*CORE, "grpo", "no-mask", "tutorrl", "ensemble")
+"""Arms that are compared; ``thinking`` starts from another tutor, and ``base`` is every run's own starting point."""
+REPORTING_SEEDS = (101, 102, 103, 104, 105)
+"""Never used to choose anything; the world was tuned on seeds below 100."""
+SCHEMA = 1
+
+
+def train(arm: str, seed: int, out: Path, overrides: Sequence[str]) -> Path:
+    """Train one arm in a process of its own (one thread); returns the run's folder. Goes on where it stopped."""
+    name = f"{arm}-{seed}"
+    command = [sys.executable, "-m", "maieutic.train", f"micro/{arm}", f"name={name}", f"seed={seed}"]
+    command += [
+        f"output_dir={out / 'runs'}",
+        "eval.every=0",
+        "checkpoint.best=",
+        *overrides,
+        "--resume",
+        "auto",
+    ]
+    with (out / f"{name}.log").open("w", encoding="utf-8") as log:
+        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=one_thread(), check=False)
+    if done.returncode:
+        raise MaieuticError(
+            f"{name}: training ended with exit code {done.returncode}; see {out / f'{name}.log'}"
+        )
+    return out / "runs" / name
+
+
+def one_thread() -> dict[str, str]:
+    """The environment of a process that shares the machine: two processes of one thread beat one of two."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def measure(recipe: Recipe, weights: Path | None) -> list[dict[str, Any]]:
+    """Play one episode on each held-out pair with ``weights`` (None: the untrained tutor), as an evaluation does.
+
+    Returns one row a problem: ``pair``, ``gain``, ``post``, ``pre``, ``leak``, ``wrong``, ``tutor_turns``, ``questions``,
+    ``telling`` (turns that give something away), ``excluded``.
+    """
+    import torch
+
+    from maieutic.runtime import build_classroom, build_policy, resolve_env
+    from maieutic.training import evaluate
+
+    resolved = resolve_env(recipe)
+    policy = build_policy(resolved, torch.device("cpu"), weights=weights)
+
+    async def play() -> list[Episode]:
+        classroom = build_classroom(resolved, policy)
+        try:
+            await classroom.new_step(0)
+            pairs = evaluate.chosen(resolved, classroom.eval_pairs)
+            return (await evaluate.evaluate(classroom.play_eval, pairs, resolved, 0)).episodes
+        finally:
+            await classroom.close()
+
+    return [row(episode) for episode in asyncio.run(play())]
+
+
+def row(episode: Episode) -> dict[str, Any]:
+    """What the report needs of an evaluation episode."""
+    from maieutic.micro.gates import findings
+
+    turns = [t for t in episode.dialogue.by("tutor") if not t.blank]
+    found = findings(episode.dialogue, episode.pair.source)
+    reward = episode.reward
+    return {
+        "pair": episode.pair.id,
+        "pre": episode.pre,
+        "post": reward.post if reward else None,
+        "gain": reward.gain if reward else None,
+        "leak": bool(found["leakage"]),
+        "wrong": bool(found["correctness"]),
+        "telling": len({f.turn for f in found["leakage"]}),
+        "tutor_turns": len(turns),
+        "questions": sum("?" in t.visible for t in turns),
+        "excluded": episode.exclusion,
+    }
+
+
+def instruments(arm: str, seed: int, problems: int, overrides: Sequence[str]) -> dict[str, Recipe]:
+    """``masked``: the full recipe's measure, with gates only counted; ``own``: the arm's. The same seeds and pairs for all."""
+    from maieutic.recipe import load_recipe
+
+    common = ["seed=0", f"eval.problems={problems}", *overrides]
+    return {
+        "masked": load_recipe("micro/full", [*common, "env.gates=off"]),
+        "own": load_recipe(f"micro/{arm}", [*common, "env.gates=off"]),
+    }
+
+
+def run_one(arm: str, seed: int, out: Path, problems: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """Train and measure one arm with one seed, unless its result is there; returns the result."""
+    result = out / "results" / f"{arm}-{seed}.json"
+    setting = {"schema": SCHEMA, "arm": arm, "seed": seed, "problems": problems, "overrides": list(overrides)}
+    if result.is_file():
+        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        if found["setting"] != setting:
+            raise MaieuticError(
+                f"{result} is of another setting ({found['setting']}): name another folder with --out"
+            )
+        return found
+    start = time.monotonic()
+    folder = train(arm, seed, out, overrides)
+    trained = time.monotonic() - start
+    from maieutic.training import checkpoint
+
+    last = checkpoint.find("auto", folder / "checkpoints")
+    if last is None:
+        raise MaieuticError(f"{folder} holds no checkpoint after training")
+    recipes = instruments(arm, seed, problems, overrides)
+    rows = {name: measure(recipe, last / "model") for name, recipe in recipes.items()}
+    before = measure(recipes["masked"], None)
+    made = {
+        "setting": setting,
+        "train_seconds": round(trained, 1),
+        "before": before,
+        **rows,
+        "curve": curve(folder / "metrics.jsonl"),
+    }
+    result.parent.mkdir(parents=True, exist_ok=True)
+    scratch = result.with_suffix(".tmp")
+    scratch.write_text(json.dumps(made) + "\n", encoding="utf-8")
+    scratch.rename(result)
+    return made
+
+
+_CURVE = (
+    "rollout/reward",
+    "rollout/leak_rate",
+    "rollout/correctness_reject_rate",
+    "rollout/transfer_gain",
+    "time/step",
+)
+
+
+def curve(metrics: Path) -> list[dict[str, float]]:
+    """The learning curve: one row a training step."""
+    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    return [
+        {"step": r["train/step"], **{k: r[k] for k in _CURVE if k in r}}
+        for r in rows
+        if "rollout/reward" in r
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code: 0, or 1 when a run failed (the others are finished first)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m maieutic.micro.science", description="Compare arms over seeds."
+    )
+    parser.add_argument("--arms", nargs="+", default=list(CORE), choices=ALL, metavar="ARM")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(REPORTING_SEEDS), metavar="SEED")
+    parser.add_argument("--out", type=Path, default=Path("runs/science"), help="runs and results")
+    parser.add_argument("--doc", type=Path, default=Path("docs/science.md"), help="the report to write")
+    parser.add_argument("--problems", type=int, default=192, help="held-out pairs of each measurement")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--report-only", action="store_true", help="write the report from the results that are there"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="for every recipe (another build, fewer steps)"
+    )
+    given = parser.parse_args(argv)
+    out = given.out.absolute()
+    failed = 0
+    if not given.report_only:
+        (out / "results").mkdir(parents=True, exist_ok=True)
+        todo = [(arm, seed) for seed in given.seeds for arm in given.arms]
+        with ThreadPoolExecutor(given.processes) as pool:
+            jobs = [pool.submit(_in_process, a, s, out, given.problems, given.overrides) for a, s in todo]
+            for (arm, seed), job in zip(todo, jobs, strict=True):
+                code = job.result()
+                failed += bool(code)
+                print(
+                    f"{arm} seed {seed}: {'done' if not code else f'FAILED (exit code {code})'}", flush=True
+                )
+    from maieutic.micro.science_report import write_report
+
+    write_report(sorted((out / "results").glob("*.json")), given.doc)
+    print(f"report: {given.doc}")
+    return int(failed > 0)
+
+
+def _in_process(arm: str, seed: int, out: Path, problems: int, overrides: Sequence[str]) -> int:
+    """One run in a process of its own, so that measuring has one thread too."""
+    code = (
+        "import sys; from pathlib import Path; import torch; torch.set_num_threads(1); "
+        "from maieutic.micro.science import run_one; "
+        "run_one(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])"
+    )
+    command = [sys.executable, "-c", code, arm, str(seed), str(out), str(problems), *overrides]
+    with (out / f"{arm}-{seed}.measure.log").open("w", encoding="utf-8") as log:
+        return subprocess.run(
+            command, stdout=log, stderr=subprocess.STDOUT, env=one_thread(), check=False
+        ).returncode
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
