@@ -291,7 +291,8 @@ class TrainingSpec(Section):
     group_retries: Annotated[int, Field(ge=0)] = 1
     """Fresh tries for an episode that was lost to an engine or student failure (unknown verdicts are not retried)."""
     probe_tolerance: Positive | None = None
-    """Most |log-prob difference| between engine and trainer on the start-up probe; None: 1e-4 in fp32, 0.3 in 16 bits."""
+    """Most |log-prob difference| between engine and trainer on the start-up probe; None: in fp32 1e-4 in
+    process and 1e-3 for servers, 0.3 in 16 bits. Weight pushes are held to it too."""
 
     @model_validator(mode="after")
     def _whole_mini_batches(self) -> Self:

@@ -7,25 +7,32 @@ it. Whatever a user names by import path is built by :mod:`maieutic.env.build`.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from maieutic.check import resolve
-from maieutic.config import ModelSpec, Recipe, StudentSpec
+from maieutic.config import JudgeSpec, ModelSpec, Recipe, StudentSpec
 from maieutic.engines.base import ChatModel, Engine, Sampling
+from maieutic.engines.connect import connect_chat, connect_vllm
 from maieutic.engines.hf import HfEngine
 from maieutic.engines.local_chat import LocalChat
+from maieutic.engines.push import DiskPush
+from maieutic.engines.usage import Ledger
+from maieutic.engines.vllm import VllmEngine
 from maieutic.env.base import Episode, Judge, Student
 from maieutic.env.build import make_environment, make_judge, make_student
 from maieutic.env.play import Environment, draw_student
 from maieutic.env.prompts import EnvTemplates, load_env
-from maieutic.errors import ModelError, RecipeError
+from maieutic.errors import ModelError
 from maieutic.grading import Grader
 from maieutic.problems import LoadReport, ProblemPair, load_problems
 from maieutic.rollout import Slot
 from maieutic.seeds import derive
 from maieutic.tokens import Renderer
 from maieutic.training.policy import Policy, build_policy, load_model, load_tokenizer, model_dtype
+from maieutic.training.push_probe import make_scorer, probe_tolerance
 from maieutic.training.trajectory import Segment, Trajectory
 from maieutic.tutors import PolicyTutor
 
@@ -34,6 +41,8 @@ __all__ = ["Classroom", "Policy", "build_classroom", "build_policy", "build_stud
 log = logging.getLogger(__name__)
 
 _PROBE_PROMPTS, _PROBE_TOKENS = 4, 32
+_PUSH_PROBE_TOKENS = 256
+"""Last tokens of a training prompt that a weight push is compared on."""
 
 
 def resolve_env(recipe: Recipe) -> Recipe:
@@ -57,8 +66,13 @@ class Classroom:
     train_pairs: list[ProblemPair]
     eval_pairs: list[ProblemPair]
     problems: LoadReport
-    closing: list[Any] = field(default_factory=list)
-    """Engines and chat models to be closed."""
+    chats: list[Any] = field(default_factory=list)
+    """Chat models of students and judge."""
+    ledger: Ledger = field(default_factory=Ledger)
+    """What all servers were asked and what it cost."""
+    pusher: DiskPush | None = None
+    """Brings weights to the tutor's servers; None where the engine shares the trainer's model."""
+    started: bool = False
 
     async def play_train(self, slot: Slot) -> Episode:
         """One training episode, with the token record of its tutor."""
@@ -89,9 +103,40 @@ class Classroom:
         episode.policy_version = version
         return episode
 
+    async def start(self) -> None:
+        """Wait for all servers, and learn what they serve; a second call does nothing."""
+        if self.started:
+            return
+        if isinstance(self.engine, VllmEngine):
+            await self.engine.start(self.recipe.tutor.engine.start_timeout_s)
+        for chat in self.chats:
+            await chat.start()
+        self.started = True
+
     async def new_step(self, policy_version: int) -> None:
-        """Weights have changed: engines drop what they cached."""
+        """Weights have changed: servers get them, and engines (those of students and judge too) drop what they cached."""
+        await self.start()
+        if self.pusher is not None:
+            await self.pusher.push(policy_version)
         await self.engine.new_step(policy_version)
+        for chat in self.chats:
+            if isinstance(chat, LocalChat):
+                await chat.new_step(policy_version)
+
+    async def verify(self) -> None:
+        """After a rollout: the tutor's servers still hold the weights that it was meant to be played with."""
+        if self.pusher is not None:
+            await self.pusher.verify()
+
+    def metrics(self) -> dict[str, float]:
+        """Usage of servers (cumulative) and the last weight push, for the row of a step."""
+        out = self.ledger.metrics()
+        if self.pusher is not None and self.pusher.report is not None:
+            report = self.pusher.report
+            out["push/probe_gap"] = report.probe_gap
+            out["push/megabytes"] = report.bytes / 1e6
+            out["time/push"] = report.write_s + report.load_s + report.probe_s
+        return out
 
     async def probe(self, policy_version: int) -> list[Trajectory]:
         """A few continuations of training problems with their sampling log-probs, for the start-up check."""
@@ -116,9 +161,11 @@ class Classroom:
 
     async def close(self) -> None:
         """Free engines and grading workers."""
-        for part in self.closing:
-            await part.close()
-        self.grader.close()
+        try:
+            for part in (self.engine, *self.chats):
+                await part.close()
+        finally:
+            self.grader.close()
 
 
 def build_classroom(recipe: Recipe, policy: Policy) -> Classroom:
@@ -126,14 +173,17 @@ def build_classroom(recipe: Recipe, policy: Policy) -> Classroom:
     templates = load_env(recipe.env.name)
     env = make_environment(recipe.env, recipe.reward)
     spec = recipe.tutor
-    if spec.engine.kind != "hf":
-        raise RecipeError(f"tutor.engine.kind is {spec.engine.kind!r}: training has the engine hf so far")
-    engine = HfEngine(
-        policy.model,
-        pad_id=pad_id(policy.tokenizer),
-        max_batch_size=spec.engine.max_batch_size,
-        cache_tokens=spec.engine.cache_tokens,
-    )
+    ledger = Ledger(recipe.spending_limit_usd)
+    engine: Engine
+    if spec.engine.kind == "vllm":
+        engine = connect_vllm(spec.engine, role="tutor", ledger=ledger)
+    else:
+        engine = HfEngine(
+            policy.model,
+            pad_id=pad_id(policy.tokenizer),
+            max_batch_size=spec.engine.max_batch_size,
+            cache_tokens=spec.engine.cache_tokens,
+        )
     renderer = make_renderer(spec, policy.tokenizer, thinking=spec.thinking)
 
     def tutor(sampling: Sampling) -> PolicyTutor:
@@ -141,32 +191,66 @@ def build_classroom(recipe: Recipe, policy: Policy) -> Classroom:
             engine, renderer, env.templates, env.env, sampling, thinking_history=spec.thinking_history
         )
 
-    models = _Models(recipe, policy)
+    models = _Models(recipe, policy, ledger)
     students = models.students(templates)
+    judge = models.judge(templates)
     train, held_out, report = load_problems(
         recipe.problems, [s.key for s in students], offline=recipe.offline
     )
     for line in report.lines():
         log.info("problems: %s", line)
+    train_tutor = tutor(Sampling(spec.sampling.temperature, spec.sampling.top_p, recipe.env.tutor_cap))
+    pusher = None
+    if isinstance(engine, VllmEngine):
+        dialogues = [env.new_dialogue(pair, "push-probe") for pair in train[:_PROBE_PROMPTS]]
+        prompts = [train_tutor.prompt_ids(d)[-_PUSH_PROBE_TOKENS:] for d in dialogues]
+        pusher = _pusher(recipe, policy, engine, prompts)
     return Classroom(
         recipe=recipe,
         env=env,
         engine=engine,
-        tutor=tutor(Sampling(spec.sampling.temperature, spec.sampling.top_p, recipe.env.tutor_cap)),
+        tutor=train_tutor,
         eval_tutor=tutor(Sampling(recipe.eval.temperature, recipe.eval.top_p, recipe.env.tutor_cap)),
         students=students,
-        judge=make_judge(recipe.judge),
+        judge=judge,
         grader=Grader(),
         train_pairs=train,
         eval_pairs=held_out,
         problems=report,
-        closing=[engine, *models.opened],
+        chats=models.opened,
+        ledger=ledger,
+        pusher=pusher,
+    )
+
+
+def _pusher(recipe: Recipe, policy: Policy, engine: VllmEngine, probe: Sequence[Sequence[int]]) -> DiskPush:
+    spec = recipe.tutor.engine
+    folder = Path(spec.push_folder) if spec.push_folder else Path(recipe.output_dir) / recipe.name / "push"
+    return DiskPush(
+        policy.model,
+        engine,
+        folder,
+        probe=probe,
+        score=make_scorer(policy.model, recipe.training.logit_chunk),
+        tolerance=probe_tolerance(recipe, next(policy.model.parameters())),
+        timeout_s=spec.push_timeout_s,
+        patience_s=spec.http.outage_limit_s,
     )
 
 
 def build_students(recipe: Recipe) -> list[Student]:
-    """The students of a recipe alone, without a tutor (for measuring their solve rates)."""
-    return _Models(resolve(recipe), None).students(load_env(recipe.env.name))
+    """The students of a recipe alone, without a tutor (for measuring their solve rates).
+
+    Those of kind ``model`` are started and closed by their user (:meth:`~maieutic.env.student.ModelStudent.start`).
+    """
+    ledger = Ledger(recipe.spending_limit_usd)
+    return _Models(resolve(recipe), None, ledger).students(load_env(recipe.env.name))
+
+
+def build_judge(recipe: Recipe, ledger: Ledger) -> tuple[Judge, list[Any]]:
+    """The judge of a (resolved) recipe alone, and the chat models to start and close."""
+    models = _Models(recipe, None, ledger)
+    return models.judge(load_env(recipe.env.name)), models.opened
 
 
 def make_renderer(spec: ModelSpec, tokenizer: Any, *, thinking: bool | None = None) -> Renderer:
@@ -191,13 +275,18 @@ def pad_id(tokenizer: Any) -> int:
     raise AssertionError("unreachable")
 
 
-class _Models:
-    """Student models, each loaded once; ``policy``: what a student of the tutor's model may share."""
+def _judge_model(spec: JudgeSpec) -> ModelSpec:
+    assert spec.model is not None, "config checks that an llm judge names its model"
+    return ModelSpec(model=spec.model, dtype=spec.dtype, engine=spec.engine)
 
-    def __init__(self, recipe: Recipe, policy: Policy | None) -> None:
+
+class _Models:
+    """Models of students and judge, each loaded once; ``policy``: what a student of the tutor's model may share."""
+
+    def __init__(self, recipe: Recipe, policy: Policy | None, ledger: Ledger) -> None:
         import torch
 
-        self.recipe, self.policy = recipe, policy
+        self.recipe, self.policy, self.ledger = recipe, policy, ledger
         self.device = (
             next(policy.model.parameters()).device
             if policy is not None
@@ -209,18 +298,35 @@ class _Models:
     def students(self, templates: EnvTemplates) -> list[Student]:
         """All students of the recipe, in its order."""
         return [
-            make_student(spec, templates, self.recipe.env, self._chat(spec) if spec.kind == "model" else None)
+            make_student(
+                spec,
+                templates,
+                self.recipe.env,
+                self._chat(spec, "student") if spec.kind == "model" else None,
+            )
             for spec in self.recipe.students
         ]
 
-    def _chat(self, spec: StudentSpec) -> ChatModel:
-        if spec.engine.kind != "hf":
-            raise RecipeError(
-                f"students.engine.kind is {spec.engine.kind!r}: students have the engine hf so far"
-            )
+    def judge(self, templates: EnvTemplates) -> Judge:
+        """The judge of the recipe, on its model where it has one."""
+        spec = self.recipe.judge
+        chat = self._chat(_judge_model(spec), "judge") if spec.kind == "llm" else None
+        return make_judge(spec, templates, chat)
+
+    def _chat(self, spec: ModelSpec, role: str) -> ChatModel:
+        """A model as a chat model; its name is ``spec.model`` whatever the engine, so solve rates stay valid."""
+        if spec.engine.kind == "chat":
+            http = connect_chat(spec.engine, spec.model, role=role, ledger=self.ledger)
+            self.opened.append(http)
+            return http
         tokenizer = load_tokenizer(spec, offline=self.recipe.offline)
-        shared = self._shares(spec)
-        engine = HfEngine(
+        if spec.engine.kind == "vllm":
+            engine = connect_vllm(spec.engine, role=role, ledger=self.ledger)
+            local = LocalChat(engine, make_renderer(spec, tokenizer), name=spec.model)
+            self.opened.append(local)
+            return local
+        shared = isinstance(spec, StudentSpec) and self._shares(spec)
+        hf = HfEngine(
             self.policy.model if shared and self.policy else self._model(spec),
             pad_id=pad_id(tokenizer),
             max_batch_size=spec.engine.max_batch_size,
@@ -228,8 +334,10 @@ class _Models:
             adapter="off" if shared else "on",
         )
         if shared:
-            log.info("student %s is the tutor's model with the adapter off: one copy in memory", spec.name)
-        chat = LocalChat(engine, make_renderer(spec, tokenizer), name=spec.model)
+            log.info(
+                "a student is %s too, the tutor's model with the adapter off: one copy in memory", spec.model
+            )
+        chat = LocalChat(hf, make_renderer(spec, tokenizer), name=spec.model)
         self.opened.append(chat)
         return chat
 
@@ -242,7 +350,7 @@ class _Models:
             and (spec.model, spec.revision, spec.dtype) == (tutor.model, tutor.revision, tutor.dtype)
         )
 
-    def _model(self, spec: StudentSpec) -> Any:
+    def _model(self, spec: ModelSpec) -> Any:
         key = (spec.model, spec.revision, spec.dtype)
         if key not in self._loaded:
             model = load_model(

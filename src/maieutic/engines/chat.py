@@ -34,6 +34,7 @@ class HttpChat:
         extra_body: merged into each request (``{"chat_template_kwargs": {"enable_thinking": false}}``, ``reasoning_effort``, …).
         max_tokens_key: some APIs call it ``max_completion_tokens``.
         send_seed: False for endpoints that refuse ``seed``.
+        name: the model's name in records and in the key of solve rates (None: ``model``).
         send_n: False for endpoints that refuse ``n``: an ``n = k`` call is then sent as k requests.
     """
 
@@ -48,14 +49,19 @@ class HttpChat:
         send_seed: bool = True,
         send_n: bool = True,
         path: str = "/v1/chat/completions",
+        name: str | None = None,
     ) -> None:
         self.pool, self.model, self.price, self.path = pool, model, price or Price(), path
         self.extra_body, self.max_tokens_key = dict(extra_body or {}), max_tokens_key
         self.send_seed, self.send_n = send_seed, send_n
+        self._name = name or model
 
     @property
     def name(self) -> str:
-        return self.model
+        return self._name
+
+    async def start(self) -> None:
+        """Nothing to do: an endpoint is asked when it is needed."""
 
     async def complete(
         self,

@@ -59,6 +59,7 @@ def connect_chat(
         "max_tokens_key": spec.max_tokens_key,
         "send_seed": spec.send_seed,
         "send_n": spec.send_n,
+        "name": model,
     }
     pool = connect_pool(spec, role=role, ledger=ledger, base=base)
     return HttpChat(pool, spec.served_name or model, **options)

@@ -15,14 +15,14 @@ import random
 import resource
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
 from maieutic.engines.usage import Ledger
-from maieutic.errors import EngineDownError, EngineError
+from maieutic.errors import EngineDownError, EngineError, EngineMismatchError
 
 TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 """Statuses that another attempt may cure."""
@@ -58,6 +58,9 @@ class _Server:
     down_until: float = 0.0
     failures: int = 0
     """Connection failures in a row."""
+    broken: bool = False
+    """A connection failed or broke: what answers next at this address may be another process."""
+    mending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(slots=True)
@@ -67,6 +70,10 @@ class _Loop:
     session: aiohttp.ClientSession
     servers: list[_Server]
     sessions: OrderedDict[str, int] = field(default_factory=OrderedDict)
+
+
+class _Unreachable(Exception):
+    """The server could not be made ready for requests."""
 
 
 class _Transient(Exception):
@@ -95,6 +102,9 @@ class HttpPool:
             raise EngineError(f"{role}: no server address was given")
         self.urls = [u.rstrip("/") for u in urls]
         self.policy, self.role, self.ledger = policy, role, ledger
+        self.revive: Callable[[str], Awaitable[None]] | None = None
+        """Called with a server's address before it gets requests again after a connection to it failed or broke (the tutor's
+        weights are put back there). An EngineError of it counts as one of the server's."""
         self._headers = dict(headers or {})
         self._loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
         self._last_answer = time.monotonic()
@@ -132,11 +142,14 @@ class HttpPool:
             server.load += 1
             try:
                 async with server.slots:
+                    await self._mend(server)
                     answer = await self._attempt(state, server, path, payload)
             except (
-                aiohttp.ClientConnectorError
+                _Unreachable,
+                aiohttp.ClientConnectorError,
             ) as e:  # nobody there: pause, the retries are for servers that answer
                 server.failures += 1
+                server.broken = True
                 wait = self._backoff(server.failures)
                 server.down_until = time.monotonic() + wait
                 self._check_outage(server, f"{type(e).__name__}: {e}")
@@ -177,6 +190,7 @@ class HttpPool:
         except aiohttp.ClientConnectorError:
             raise
         except aiohttp.ClientError as e:
+            server.broken = True
             raise _Transient(f"the connection broke: {type(e).__name__}: {e}") from None
         if r.status in TRANSIENT:
             raise _Transient(f"status {r.status}: {_start(raw)}", _retry_after(r, self.policy.backoff_max_s))
@@ -189,6 +203,22 @@ class HttpPool:
         if not isinstance(answer, dict):
             raise _Transient(f"the answer is not a JSON object: {_start(raw)}")
         return answer
+
+    async def _mend(self, server: _Server) -> None:
+        if not server.broken or self.revive is None:
+            return
+        async with server.mending:
+            if not server.broken:
+                return
+            if server.down_until > time.monotonic():
+                raise _Unreachable("it was tried a moment ago")
+            try:
+                await self.revive(server.url)
+            except (EngineMismatchError, EngineDownError):
+                raise
+            except EngineError as e:
+                raise _Unreachable(str(e)) from None
+            server.broken = False
 
     async def get(self, path: str, *, url: str | None = None, timeout_s: float = 10.0) -> tuple[int, bytes]:
         """One GET without retries (health checks): status and body; status 0 when nobody answers."""

@@ -23,6 +23,12 @@ class LocalChat:
         """Model name as it appears in records and in the key of solve rates."""
         return self._name
 
+    async def start(self) -> None:
+        """Wait until the engine can be asked (servers must be up)."""
+        start = getattr(self._engine, "start", None)
+        if start is not None:
+            await start()
+
     async def complete(
         self,
         messages: Sequence[Message],

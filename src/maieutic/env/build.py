@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from maieutic.config import EnvSpec, JudgeSpec, RewardSpec, StudentSpec, TutorSpec
-from maieutic.engines.base import ChatModel
+from maieutic.engines.base import ChatModel, Sampling
+from maieutic.engines.chat import HttpChat
 from maieutic.env.base import Judge, Student, Tutor
 from maieutic.env.imports import build
+from maieutic.env.llm_judge import LlmJudge
 from maieutic.env.play import Environment
 from maieutic.env.prompts import EnvTemplates, load_env
 from maieutic.env.rule_judge import RuleJudge
@@ -22,8 +24,21 @@ def make_environment(env: EnvSpec, reward: RewardSpec) -> Environment:
     return made
 
 
-def make_judge(spec: JudgeSpec) -> Judge:
-    """``rule``, or a user's own class, called as ``Class(**options)``."""
+def make_judge(
+    spec: JudgeSpec, templates: EnvTemplates | None = None, chat: ChatModel | None = None
+) -> Judge:
+    """``rule``, ``llm`` on ``chat`` with the rubrics of ``templates``, or a user's own class, called as ``Class(**options)``."""
+    if spec.kind == "llm":
+        if chat is None or templates is None:
+            raise ValueError("a judge of kind 'llm' needs a chat model and the environment's templates")
+        if spec.options:
+            raise RecipeError(f"judge.options: {spec.options}: a judge of kind llm takes none")
+        sampling = Sampling(spec.sampling.temperature, spec.sampling.top_p, spec.sampling.max_tokens)
+        # Only endpoints that are asked by messages take a JSON schema.
+        structured = spec.structured and isinstance(chat, HttpChat)
+        return LlmJudge(
+            chat, templates, sampling, votes=spec.votes, reasks=spec.reasks, structured=structured
+        )
     if spec.kind != "rule":
         own: Judge = build(spec.kind, "judge.kind", Judge, options=spec.options)
         return own

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any, Protocol
 
 from maieutic.dialogue import Dialogue, Message, judge_view
-from maieutic.engines.base import Completion, Sampling
+from maieutic.engines.base import ChatModel, Completion, Sampling
 from maieutic.env.base import Decision, GateName, Verdict
 from maieutic.env.judge_reply import Vote, occurs, read_vote
 from maieutic.env.prompts import EnvTemplates
@@ -61,12 +61,12 @@ class LlmJudge:
         votes: V, odd. REJECT needs more than half of V, OK too; anything else is ``unknown``. Voting stops when decided: the
             first ⌈V/2⌉ votes are one request, the rest follow only while the outcome is open.
         reasks: how often a vote that could not be read is asked again with another seed.
-        structured: ask for :data:`SCHEMA` (off for endpoints without it).
+        structured: ask for :data:`SCHEMA` (off for endpoints without it, and for chat models that take no schema).
     """
 
     def __init__(
         self,
-        chat: StructuredChat,
+        chat: StructuredChat | ChatModel,
         templates: EnvTemplates,
         sampling: Sampling,
         *,
@@ -76,7 +76,8 @@ class LlmJudge:
     ) -> None:
         if votes < 1 or votes % 2 == 0:
             raise ValueError(f"votes must be odd, not {votes}")
-        self._chat, self._templates, self._sampling = chat, templates, sampling
+        self._chat: Any = chat
+        self._templates, self._sampling = templates, sampling
         self._votes, self._reasks, self._structured = votes, reasks, structured
 
     async def verdict(self, dialogue: Dialogue, pair: ProblemPair, gate: GateName, *, seed: int) -> Verdict:

@@ -39,6 +39,16 @@ class ModelStudent:
             max_tokens=env.post_test_max_tokens,
         )
 
+    async def start(self) -> None:
+        """Wait until the model can be asked (servers must be up)."""
+        start = getattr(self._chat, "start", None)
+        if start is not None:
+            await start()
+
+    async def close(self) -> None:
+        """Close the chat model; safe to call twice."""
+        await self._chat.close()
+
     @property
     def name(self) -> str:
         return self._name

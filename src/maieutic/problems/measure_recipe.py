@@ -54,26 +54,34 @@ def _pairs(recipe: Recipe, held_out: bool) -> list[ProblemPair]:
 async def _run(
     recipe: Recipe, pairs: list[ProblemPair], journal: Path, k: int, seed: int, concurrency: int
 ) -> list[tuple[str, MeasureResult]]:
+    from maieutic.env.student import ModelStudent
     from maieutic.grading import Grader
     from maieutic.runtime import build_students
 
     results: list[tuple[str, MeasureResult]] = []
     with Grader() as grader:
         students = build_students(recipe)
-        for student in students:
-            with _bar(student.name) as progress:
-                result = await measure(
-                    pairs,
-                    student,
-                    grader,
-                    k,
-                    seed,
-                    concurrency=concurrency,
-                    journal=journal,
-                    progress=progress,
-                )
-            pairs = result.pairs
-            results.append((student.name, result))
+        models = [s for s in students if isinstance(s, ModelStudent)]
+        try:
+            for model in models:
+                await model.start()
+            for student in students:
+                with _bar(student.name) as progress:
+                    result = await measure(
+                        pairs,
+                        student,
+                        grader,
+                        k,
+                        seed,
+                        concurrency=concurrency,
+                        journal=journal,
+                        progress=progress,
+                    )
+                pairs = result.pairs
+                results.append((student.name, result))
+        finally:
+            for model in models:
+                await model.close()
     return results
 
 

@@ -73,6 +73,8 @@ class TrainState:
     """Held-out metrics before the first step, for the table at the end."""
     last_eval: dict[str, float] = field(default_factory=dict)
     last_eval_step: int = 0
+    usage: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What servers were asked so far and what it cost, by role (:meth:`maieutic.engines.usage.Ledger.state`)."""
     recipe_hash: str = ""
     recipe: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA

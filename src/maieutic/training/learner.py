@@ -22,13 +22,14 @@ from maieutic.errors import EngineMismatchError
 from maieutic.training.logprobs import PolicyForward
 from maieutic.training.packing import Layout, MicroBatch, make_micro_batches, make_rows
 from maieutic.training.probes import isolates
+from maieutic.training.push_probe import probe_tolerance
 from maieutic.training.step import StepMetrics, accumulate_gradients, clip_gradients, compute_logprobs
 from maieutic.training.trajectory import Trajectory, count_trained
 
 log = logging.getLogger(__name__)
 
-DEFAULT_TOLERANCE = {torch.float32: 1e-4}
-_TOLERANCE_16_BITS = 0.3
+_TOLERANCE_MIXED = 0.3
+"""Most |log-prob difference| under mixed precision, where the trainer computes in 16 bits whatever its weights are."""
 
 
 class Reference(Protocol):
@@ -130,11 +131,10 @@ class Learner:
     @property
     def tolerance(self) -> float:
         """Most |log-prob difference| between engine and trainer."""
-        if self.recipe.training.probe_tolerance is not None:
-            return self.recipe.training.probe_tolerance
-        if self.accelerator.mixed_precision in ("bf16", "fp16"):
-            return _TOLERANCE_16_BITS
-        return DEFAULT_TOLERANCE.get(self.dtype, _TOLERANCE_16_BITS)
+        mixed = self.accelerator.mixed_precision in ("bf16", "fp16")
+        if mixed and self.recipe.training.probe_tolerance is None:
+            return _TOLERANCE_MIXED
+        return probe_tolerance(self.recipe, next(self.policy.parameters()))
 
     def probe(self, trajectories: Sequence[Trajectory]) -> float:
         """Recompute the log-probs of freshly sampled tokens; returns the largest difference.

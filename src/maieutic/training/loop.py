@@ -23,6 +23,7 @@ from maieutic.errors import (
     ExclusionLimitError,
     MaieuticError,
     NonFiniteLossError,
+    RunFolderError,
     RunInterrupted,
     TrajectoryError,
 )
@@ -193,6 +194,8 @@ class _Loop:
 
     def _open_classroom(self, policy: Policy) -> Classroom:
         classroom = build_classroom(self.recipe, policy)
+        # What was spent after the checkpoint was spent all the same.
+        classroom.ledger.load(self.folder.usage() or self.state.usage)
         self.order = ProblemOrder(
             len(classroom.train_pairs), self.recipe.seed, self.recipe.training.problems_per_step
         )
@@ -223,6 +226,7 @@ class _Loop:
             self.reporter.close()
         if self.classroom is not None and self.runner is not None:
             self.runner.run(self.classroom.close())
+            self._keep_usage()
         if self.runner is not None:
             self.runner.close()
         if self.trackers is not None:
@@ -230,6 +234,14 @@ class _Loop:
         if self.log_context is not None:
             self.log_context.__exit__(None, None, None)
             self.log_context = None
+
+    def _keep_usage(self) -> None:
+        """Spending counts against the limit of a resumed run too, whatever ended this one."""
+        assert self.classroom is not None
+        try:
+            self.folder.write_usage(self.classroom.ledger.state())
+        except RunFolderError as error:
+            log.error("%s", error)
 
     def _finish(self) -> None:
         from maieutic.report import write_report
@@ -292,6 +304,7 @@ class _Loop:
             self.transcripts.write("train", step, result.episodes)
         values = rollout_metrics(result, unknown_reward=-recipe.reward.gate_penalty)
         row = {f"rollout/{name}": value for name, value in values.items()} | {"time/rollout": result.seconds}
+        row |= self.classroom.metrics()
         streak = self.state.excluded_streak + 1 if result.excluded_share > training.max_excluded_share else 0
         if streak >= training.excluded_patience:
             reasons = ", ".join(
@@ -309,7 +322,7 @@ class _Loop:
     async def _rollout(self, classroom: Classroom, step: int) -> RolloutResult:
         training = self.recipe.training
         await classroom.new_step(self.state.policy_version)
-        return await rollout(
+        result = await rollout(
             classroom.play_train,
             [classroom.train_pairs[i] for i in self.order.indices(step - 1)],
             phase="train",
@@ -319,6 +332,8 @@ class _Loop:
             retries=training.group_retries,
             on_progress=lambda done, total: self._progress("train", step, done, total),
         )
+        await classroom.verify()
+        return result
 
     def _evaluate(self) -> None:
         step = self.state.step
@@ -358,6 +373,7 @@ class _Loop:
         def write() -> None:
             assert self.trackers is not None
             self.trackers.log(step, row)
+            self._keep_usage()
 
         self._guarded(write)
         value = row.get(self.recipe.checkpoint.best or "")
@@ -377,9 +393,10 @@ class _Loop:
         rng = gather_object([self.rng]) if self.accelerator.num_processes > 1 else [self.rng]
 
         def write() -> Path:
+            assert self.classroom is not None
             path = checkpoint.save(
                 self.folder.checkpoints,
-                self.state,
+                replace(self.state, usage=self.classroom.ledger.state()),
                 save_model=self.policy.save,
                 optimizer={"optimizer": self.learner.optimizer.state_dict()},
                 rng=rng,

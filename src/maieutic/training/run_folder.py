@@ -15,6 +15,8 @@ from maieutic.errors import RunFolderError
 from maieutic.recipe import dump_recipe
 from maieutic.transcripts import TranscriptWriter
 
+# What a run that failed before its first number leaves: another try may use the folder.
+_START_UP_FILES = ("recipe.yaml", "log.txt", "wandb_id", "usage.json", "push")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
@@ -39,6 +41,7 @@ class RunFolder:
         self.checkpoints = self.root / "checkpoints"
         self.report = self.root / "report.html"
         self.log = self.root / "log.txt"
+        self.spending = self.root / "usage.json"
 
     @classmethod
     def of(cls, recipe: Recipe) -> RunFolder:
@@ -64,7 +67,25 @@ class RunFolder:
         if not self.root.is_dir():
             raise RunFolderError(f"{self.root} is not a folder: choose another output_dir or name")
         with named_os_errors(f"the run folder {self.root}"):
-            return any(self.root.iterdir())
+            return any(_has_content(path) for path in self.root.iterdir() if path.name not in _START_UP_FILES)
+
+    def usage(self) -> dict[str, dict[str, float]]:
+        """What the run's servers were asked so far, by role; empty when nothing was kept."""
+        if not self.spending.exists():
+            return {}
+        with named_os_errors(str(self.spending)):
+            text = self.spending.read_text(encoding="utf-8")
+        try:
+            state: dict[str, dict[str, float]] = json.loads(text)
+        except ValueError as error:
+            raise RunFolderError(f"{self.spending}: not JSON ({error}); repair or remove it") from error
+        return state
+
+    def write_usage(self, state: dict[str, dict[str, float]]) -> None:
+        """Keep what servers were asked (nothing is written where there are none)."""
+        if state:
+            with named_os_errors(str(self.spending)):
+                write_atomically(self.spending, json.dumps(state, indent=1))
 
     def rewind(self, step: int, *, eval_done: bool) -> None:
         """Drop every metrics row and transcript that is newer than a checkpoint, so that none occurs twice.
@@ -100,6 +121,10 @@ class RunFolder:
             logger.removeHandler(handler)
             logger.setLevel(level)
             handler.close()
+
+
+def _has_content(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
 
 
 def write_atomically(path: Path, text: str) -> None:
