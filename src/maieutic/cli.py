@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 import typer
 
-from maieutic import __version__
+from maieutic import __version__, cli_data
 from maieutic.errors import MaieuticError
 
 P = ParamSpec("P")
@@ -28,7 +28,7 @@ app = typer.Typer(
 )
 recipes_app = typer.Typer(help="The recipes that ship with the package.", no_args_is_help=True)
 data_app = typer.Typer(
-    help="Problem pairs: generate them, measure a student's solve rates.", no_args_is_help=True
+    help="Problem pairs: build or generate them, measure solve rates, look at them.", no_args_is_help=True
 )
 models_app = typer.Typer(help="The small models that can be had without the Hub.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
@@ -188,7 +188,7 @@ def models_get(
 @data_app.command("generate")
 @named_errors
 def data_generate(
-    generator: Annotated[str, typer.Argument(help="gsm_symbolic or one_step.")],
+    generator: Annotated[str, typer.Argument(help="gsm_symbolic, one_step or structures.")],
     out: OutFile,
     size: Annotated[int, typer.Option(help="Pairs.")] = 200,
     seed: Annotated[int, typer.Option()] = 0,
@@ -200,13 +200,16 @@ def data_generate(
     max_words: Annotated[int | None, typer.Option(help="Longest question.")] = None,
     templates: Annotated[str | None, typer.Option(help="Template names, comma-separated.")] = None,
     append: Annotated[bool, typer.Option("--append", help="Keep the pairs that FILE has already.")] = False,
+    misconceptions: Annotated[
+        bool, typer.Option("--misconceptions", help="Wrong answers and their causes, in the provenance.")
+    ] = False,
 ) -> None:
     """Make near-transfer pairs without a model: one template, drawn twice."""
     from maieutic.problems.generate import generate
     from maieutic.problems.loaders import merge_pairs, read_pairs, write_pairs
 
     options: dict[str, Any] = {"size": size, "seed": seed, "easy": easy, "steps": steps}
-    options |= {"max_number": max_number, "max_words": max_words}
+    options |= {"max_number": max_number, "max_words": max_words, "misconceptions": misconceptions}
     options["templates"] = templates.split(",") if templates else None
     pairs = generate(generator, options)
     if append and out.is_file():
@@ -245,3 +248,6 @@ def data_measure(
         say("stopped; the same command goes on from here")
         raise typer.Exit(130) from None
     typer.echo("\n".join(lines))
+
+
+cli_data.register(data_app, named_errors)

@@ -1,6 +1,7 @@
 """Near-transfer pairs without a model: one template, drawn twice with other numbers, each with a worked solution.
 
-``gsm_symbolic``: the templates of reasoning-gym (Apache-2.0) whose answers that project has checked. ``one_step``: our own.
+``gsm_symbolic``: the templates of reasoning-gym (Apache-2.0) whose answers that project has checked. ``one_step`` and
+``structures`` (rates, percent change, averages, two equations): our own.
 Everything follows from the options' ``seed``; a pair is refused and drawn again unless
 
 - both answers are whole, positive, and stand in the last line of their worked solution;
@@ -23,7 +24,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from maieutic.errors import ProblemDataError, RecipeError
-from maieutic.problems import one_step
+from maieutic.problems import one_step, templates
 from maieutic.problems.schema import Problem, ProblemPair
 
 _TRIES = 60
@@ -49,6 +50,8 @@ class GeneratorOptions(BaseModel):
     """Longest question."""
     easy: bool = False
     """Short for: at most 2 steps, numbers up to 100, questions of at most 40 words (what is set explicitly stays)."""
+    misconceptions: bool = False
+    """Put the typed misconceptions of both problems into ``provenance.misconceptions``."""
 
     def resolved(self) -> GeneratorOptions:
         """With ``easy`` spelt out."""
@@ -64,6 +67,8 @@ class Drawn:
     question: str
     answer: str
     solution: str
+    misconceptions: tuple[templates.Misconception, ...] = ()
+    """Wrong answers that a learner would give, and why."""
 
     @property
     def steps(self) -> int:
@@ -92,13 +97,13 @@ def generate(name: str, options: Mapping[str, Any]) -> list[ProblemPair]:
         raise RecipeError(f"problems.source 'generate:{name}': no such generator; {hint}")
     opts = _options(name, options).resolved()
     family = GENERATORS[name]()
-    templates = _templates(name, family, opts)
+    able_templates = _templates(name, family, opts)
     used: set[str] = set()
     pairs: list[ProblemPair] = []
     rounds = 0
-    while len(pairs) < opts.size and templates:
+    while len(pairs) < opts.size and able_templates:
         able = []
-        for template in templates:
+        for template in able_templates:
             if len(pairs) == opts.size:
                 break
             pair = _pair(name, family, template, rounds, opts, used)
@@ -111,7 +116,7 @@ def generate(name: str, options: Mapping[str, Any]) -> list[ProblemPair]:
                 continue
             able.append(template)
             pairs.append(pair)
-        templates = able
+        able_templates = able
         rounds += 1
     if len(pairs) < opts.size:
         raise ProblemDataError(
@@ -180,8 +185,39 @@ def _pair(
             "source_seed": source[1],
             "transfer_seed": transfer[1],
             "steps": source[0].steps,
+            **(
+                {"misconceptions": {"source": told(source[0]), "transfer": told(transfer[0])}}
+                if opts.misconceptions
+                else {}
+            ),
         },
     )
+
+
+def told(drawn: Drawn) -> list[dict[str, str]]:
+    """The misconceptions as rows for a provenance."""
+    return [m._asdict() for m in drawn.misconceptions]
+
+
+def redraw(pair: ProblemPair, seed: int) -> tuple[Drawn, int]:
+    """Another problem of the template that ``pair``'s source was drawn from, by the generator's own rules; and its seed.
+
+    Raises :class:`ProblemDataError` for a pair that no generator made, and for a template that gives nothing else.
+    """
+    name, template = pair.provenance.get("generator"), pair.provenance.get("template")
+    if name not in GENERATORS or template is None:
+        raise ProblemDataError(f"pair {pair.id!r} comes from no template: its provenance names no generator")
+    family, source = GENERATORS[name](), pair.source
+    for attempt in range(_TRIES):
+        draw_seed = _seed(seed, name, template, "redraw", attempt)
+        drawn = family.draw(str(template), random.Random(draw_seed))
+        if (
+            _usable(drawn, GeneratorOptions())
+            and drawn.answer != source.answer
+            and numbers(drawn.question) != numbers(source.text)
+        ):
+            return drawn, draw_seed
+    raise ProblemDataError(f"template {template!r} of generate:{name} gave nothing else in {_TRIES} draws")
 
 
 def _problem(drawn: Drawn) -> Problem:
@@ -227,7 +263,8 @@ def _gsm_symbolic() -> Generator:
     def draw(template: str, rng: random.Random) -> Drawn:
         item = functions[int(template)](rng, 1.0)
         solution = item["metadata"]["answer_cot"].split("\n####")[0].strip()
-        return Drawn(item["question"].strip(), str(item["answer"]).strip(), solution)
+        answer = str(item["answer"]).strip()
+        return Drawn(item["question"].strip(), answer, solution, templates.from_solution(answer, solution))
 
     provenance = {"generator": "gsm_symbolic", "package": f"reasoning-gym {version('reasoning-gym')}"}
     return Generator(tuple(str(t) for t in gym.tasks_ok), draw, provenance)
@@ -236,10 +273,23 @@ def _gsm_symbolic() -> Generator:
 def _one_step() -> Generator:
     def draw(template: str, rng: random.Random) -> Drawn:
         drawn = one_step.draw(template, rng)
-        return Drawn(drawn.question, str(drawn.answer), drawn.solution)
+        wrong = templates.from_solution(str(drawn.answer), drawn.solution)
+        return Drawn(drawn.question, str(drawn.answer), drawn.solution, wrong)
 
     return Generator(tuple(one_step.TEMPLATES), draw, {"generator": "one_step"})
 
 
-GENERATORS: dict[str, Callable[[], Generator]] = {"gsm_symbolic": _gsm_symbolic, "one_step": _one_step}
+def _structures() -> Generator:
+    def draw(template: str, rng: random.Random) -> Drawn:
+        drawn = templates.draw(template, rng)
+        return Drawn(drawn.question, str(drawn.answer), drawn.solution, drawn.misconceptions)
+
+    return Generator(tuple(templates.TEMPLATES), draw, {"generator": "structures"})
+
+
+GENERATORS: dict[str, Callable[[], Generator]] = {
+    "gsm_symbolic": _gsm_symbolic,
+    "one_step": _one_step,
+    "structures": _structures,
+}
 """Families by the name after ``generate:``."""

@@ -1,9 +1,12 @@
-"""Read problem pairs: shipped sets, JSONL, Parquet, the Hub, generators; our own schema or the published set's columns.
+"""Read problem pairs: shipped sets, JSONL, Parquet, the Hub, generators; our own schema, the published set's columns, or a known
+set of problems (GSM8K, MATH, APE210K, Math23K: :mod:`maieutic.problems.formats`).
 
 Two row formats are told apart by their columns. *Nested* rows are :class:`ProblemPair` as written by :func:`write_pairs`
 (``id, source, transfer, provenance``). *Flat* rows have the columns of ``dmacjam/eduardoRL-transfer-dataset``
 (``problem, answer, transfer_problem, transfer_answer, pre_solve_rate, pre_solve_rate_transfer_problem``; only the first two
-are required), with nulls where no variant or no rate could be had.
+are required), with nulls where no variant or no rate could be had. Big-Math has these columns, too. The column
+``solve_rate_student`` says whose rates a flat row has (as :mod:`maieutic.problems.export` writes it); without it they are those of
+the published student.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from maieutic.errors import ProblemDataError
+from maieutic.problems.formats import adapted
 from maieutic.problems.schema import Problem, ProblemPair, SolveRate, StudentKey
 
 PUBLISHED_PROMPT_HASH = "published"
@@ -38,6 +42,7 @@ PUBLISHED_SAMPLES = 16
 """Graded samples assumed for a published rate whose count is not in the file."""
 
 _RATE_COLUMNS = {"source": "pre_solve_rate", "transfer": "pre_solve_rate_transfer_problem"}
+_STUDENT_COLUMN = "solve_rate_student"
 _COUNT_WORDS = re.compile(r"(?:^|_)(?:n|k|num|count|graded|samples?|total)(?:_|$)")
 
 
@@ -48,9 +53,10 @@ def read_pairs(
     split: str | None = None,
     offline: bool = False,
     options: Mapping[str, Any] | None = None,
+    config: str | None = None,
 ) -> list[ProblemPair]:
-    """All pairs of ``source``: ``generate:NAME``, a .jsonl or .parquet file, a folder with ``pairs.jsonl``, a shipped set's
-    name, or a Hub id (``owner/name``, split ``train`` unless ``split`` says otherwise).
+    """All pairs of ``source``: ``generate:NAME``, a .jsonl, .json or .parquet file, a folder with ``pairs.jsonl``, a shipped
+    set's name, or a Hub id (``owner/name``, split ``train`` unless ``split`` says otherwise, ``config`` where the set has several).
 
     A relative path is looked up under ``base_dir``, then under the working directory. Raises :class:`ProblemDataError` naming
     file, row (1-based line of a JSONL, 0-based row otherwise) and column.
@@ -61,11 +67,13 @@ def read_pairs(
         return generate(source.removeprefix("generate:"), options or {})
     path = _find(source, base_dir)
     if path is None:
-        return parse_rows(_hub_rows(source, split, offline), source)
+        return parse_rows(_hub_rows(source, split, offline, config), source)
     if split is not None:
         raise ProblemDataError(f"{path}: split {split!r} was asked for, but a file has no splits")
     if path.suffix == ".parquet":
         return parse_rows(_parquet_rows(path), str(path))
+    if path.suffix == ".json":
+        return parse_rows(_json_rows(path), str(path))
     return parse_rows(_jsonl_rows(path), str(path))
 
 
@@ -77,12 +85,12 @@ def _find(source: str, base_dir: Path | None) -> Path | None:
         if path.is_dir() and (path / "pairs.jsonl").is_file():
             return path / "pairs.jsonl"
         if path.is_file():
-            if path.suffix not in (".jsonl", ".parquet"):
+            if path.suffix not in (".jsonl", ".json", ".parquet"):
                 raise ProblemDataError(
-                    f"{path}: problem pairs come as .jsonl or .parquet, not {path.suffix!r}"
+                    f"{path}: pairs come as .jsonl or .parquet, not {path.suffix!r} (lists of problems as .json, too)"
                 )
             return path
-    if Path(source).suffix in (".jsonl", ".parquet") or source.startswith((".", "/", "~")):
+    if Path(source).suffix in (".jsonl", ".json", ".parquet") or source.startswith((".", "/", "~")):
         where = " or ".join(str(f) for f in folders)
         raise ProblemDataError(f"problems.source {source!r}: no such file under {where}")
     if source.count("/") == 1:
@@ -118,6 +126,31 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise ProblemDataError(f"{path}: cannot be read: {e}") from e
 
 
+def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A list of objects, or objects one after the other over any number of lines (as Math23K is distributed)."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ProblemDataError(f"{path}: cannot be read: {e}") from e
+    decoder, at, number = json.JSONDecoder(), 0, 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+            continue
+        where = f"{path} line {text.count(chr(10), 0, at) + 1}"
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as e:
+            raise ProblemDataError(
+                f"{where}: not JSON: {e.msg} (line {e.lineno}, column {e.colno})"
+            ) from None
+        for row in value if isinstance(value, list) else [value]:
+            if not isinstance(row, dict):
+                raise ProblemDataError(f"{where}: a row is an object, this is {type(row).__name__}")
+            yield f"{path} row {number}", row
+            number += 1
+
+
 def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -130,12 +163,15 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{path} row {number}", row
 
 
-def _hub_rows(source: str, split: str | None, offline: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def _hub_rows(
+    source: str, split: str | None, offline: bool, config: str | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
     import datasets
 
     try:
         with _hub_offline(offline):
-            data = datasets.load_dataset(source, split=split or "train")
+            named = {} if config is None else {"name": config}
+            data = datasets.load_dataset(source, split=split or "train", **named)
     except Exception as e:  # the Hub's client raises many kinds: all mean that the set cannot be had
         how = (
             "offline: download it once with the network on"
@@ -172,9 +208,8 @@ def parse_rows(rows: Iterable[tuple[str, dict[str, Any]]], name: str) -> list[Pr
     pairs: list[ProblemPair] = []
     first: dict[str, str] = {}
     for number, (where, row) in enumerate(rows):
-        pair = (
-            _nested(where, row) if isinstance(row.get("source"), Mapping) else _flat(where, row, number, name)
-        )
+        nested = isinstance(row.get("source"), Mapping)
+        pair = _nested(where, row) if nested else _flat(where, adapted(where, row), number, name)
         if pair.id in first:
             raise ProblemDataError(f"{where}: column 'id': {pair.id!r} was given before, at {first[pair.id]}")
         first[pair.id] = where
@@ -233,8 +268,11 @@ def _flat(where: str, row: dict[str, Any], number: int, name: str) -> ProblemPai
             rates=_published_rate(where, row, "transfer"),
         )
     used = {"id", "problem", "answer", "solution", "transfer_problem", "transfer_answer", "transfer_solution"}
+    used |= {_STUDENT_COLUMN, "provenance"}
     extra = {k: v for k, v in row.items() if k not in used and v is not None}
     provenance = {"dataset": name, "row": number, **({"columns": extra} if extra else {})}
+    if row.get("provenance") is not None:
+        provenance["before"] = _provenance(where, row["provenance"])
     identity = row.get("id")
     return ProblemPair(
         id=f"row-{number}" if identity is None else str(identity),
@@ -242,6 +280,15 @@ def _flat(where: str, row: dict[str, Any], number: int, name: str) -> ProblemPai
         transfer=transfer,
         provenance=provenance,
     )
+
+
+def _provenance(where: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as e:
+        raise ProblemDataError(f"{where}: column 'provenance': not JSON: {e.msg}") from None
 
 
 def _optional(where: str, row: dict[str, Any], column: str) -> str | None:
@@ -279,7 +326,8 @@ def _published_rate(where: str, row: dict[str, Any], side: str) -> dict[str, Sol
             raise ProblemDataError(
                 f"{where}: column {counts[0]!r}: a number of samples expected, not {n!r:.80}"
             )
-    return {str(PUBLISHED_STUDENT): SolveRate(rate=float(value), n=int(n))} if n else {}
+    student = _optional(where, row, _STUDENT_COLUMN) or str(PUBLISHED_STUDENT)
+    return {student: SolveRate(rate=float(value), n=int(n))} if n else {}
 
 
 def _is_count(name: str, column: str) -> bool:
