@@ -158,6 +158,8 @@ def test_a_folder_with_a_run_is_not_used_twice(tmp_path: Path) -> None:
     folder = RunFolder.of(made)
     folder.prepare(made, resuming=False)
     assert folder.recipe.is_file() and folder.checkpoints.is_dir() and folder.transcripts.is_dir()
+    folder.prepare(made, resuming=False)  # a run that failed before its first number does not block the name
+    folder.metrics.write_text("{}\n")
     with pytest.raises(RunFolderError, match="resume=auto, or start another with name="):
         folder.prepare(made, resuming=False)
     folder.prepare(made, resuming=True)
