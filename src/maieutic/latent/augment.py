@@ -125,7 +125,9 @@ class AugmentReport:
     """Correlation of expected gain and success of the continuations; None where one of them does not vary."""
 
 
-def report(how: str, data: Transitions, branches: list[Branch], new: Transitions, parents: dict[str, int]) -> AugmentReport:
+def report(
+    how: str, data: Transitions, branches: list[Branch], new: Transitions, parents: dict[str, int]
+) -> AugmentReport:
     """Summarise. ``parents``: branch index of every new episode id."""
     starts = new.starts()
     ends = np.append(starts[1:], len(new)) - 1

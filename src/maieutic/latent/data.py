@@ -137,7 +137,13 @@ async def transitions_of(
         async with slots:
             try:
                 return await label_episode(
-                    e, reader, labeller, moves, reward=reward, skip=(skips or {}).get(e.id, 0), trust_choice=trust_choice
+                    e,
+                    reader,
+                    labeller,
+                    moves,
+                    reward=reward,
+                    skip=(skips or {}).get(e.id, 0),
+                    trust_choice=trust_choice,
                 )
             except _Drop as drop:
                 return drop
@@ -150,13 +156,19 @@ async def transitions_of(
             kept.append(result)
     drops.kept = len(kept)
     if not kept:
-        raise LatentDataError("no episode could be used: " + "; ".join(drops.lines()[1:] or ["there are none"]))
+        raise LatentDataError(
+            "no episode could be used: " + "; ".join(drops.lines()[1:] or ["there are none"])
+        )
     meta = {"features": reader.features.id, "moves": moves.name, "reward": reward}
     return from_rows(kept, reader.features.names, moves.names, gamma, meta), drops
 
 
 def from_rows(
-    rows: Sequence[Rows], features: tuple[str, ...], moves: tuple[str, ...], gamma: float, meta: dict[str, str]
+    rows: Sequence[Rows],
+    features: tuple[str, ...],
+    moves: tuple[str, ...],
+    gamma: float,
+    meta: dict[str, str],
 ) -> Transitions:
     """The table of labelled episodes: 0 reward and the next state until the last row, which is done and has the reward."""
     states = np.concatenate([np.stack(r.states) for r in rows]).astype(np.float32)
@@ -298,4 +310,13 @@ def coverage(data: Transitions) -> Coverage:
     )
 
 
-__all__ = ["Coverage", "Drops", "LabelError", "coverage", "from_rows", "read_parquet", "transitions_of", "write_parquet"]
+__all__ = [
+    "Coverage",
+    "Drops",
+    "LabelError",
+    "coverage",
+    "from_rows",
+    "read_parquet",
+    "transitions_of",
+    "write_parquet",
+]

@@ -126,7 +126,8 @@ MISTAKE_QUESTIONS = (
 _ASKS = Question("asks_question", "Does the student's last message ask the tutor a question explicitly?")
 _TUTOR_ASKS = Question("tutor_asks", "Does the tutor's last message ask the student a question?")
 _REFOCUSES = Question(
-    "tutor_refocuses_now", "Does the tutor's last message try to bring a distracted student back to the problem?"
+    "tutor_refocuses_now",
+    "Does the tutor's last message try to bring a distracted student back to the problem?",
 )
 _DIAGNOSES = Question(
     "tutor_diagnoses_now",
@@ -157,7 +158,7 @@ PAPER_25 = FeatureSet(
         _student(6, "asks_reexplain", "does the student ask to explain again or to clarify?", "wants a clarification"),
         Feature("asks_question", "binary", "asks the tutor anything", "the reader's answer",
                 lambda r, t: float(r[-1]["asks_question"]), (_ASKS,), 7),
-        _student(8, "describes_confusion", "does the student say where they are stuck or what confuses them?", "names the difficulty"),
+        _student(8, "describes_confusion", "does the student say where they are stuck or what confuses them?", "says what is hard"),
         _student(9, "unrelated_utterance", "is everything unrelated to the problem?", "nothing in it concerns the problem"),
         _student(10, "frustrated", "does the student express frustration?", "annoyance, giving up"),
         _student(11, "uncertain", "does the student express doubt or a lack of confidence?", "low confidence"),

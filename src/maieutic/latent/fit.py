@@ -116,12 +116,7 @@ class Trainer:
         self._order = torch.zeros(0, dtype=torch.int64)
         self._at = 0
         self._y: Tensor | None = None
-        # With a terminal reward no return can leave the range of the rewards; with intermediate ones, the geometric bound.
-        self.bound = (
-            float(self.all.rewards.abs().max())
-            if not bool((self.all.rewards[self.all.done == 0] != 0).any())
-            else float(self.all.rewards.abs().max()) / max(1 - data.gamma, 1e-6)
-        )
+        self.bound = data.return_bound()
 
     def _rows(self) -> Tensor:
         size = min(self.spec.batch_size, len(self.data))
@@ -158,7 +153,7 @@ class Trainer:
         rows = self._rows()
         loss = self.loss(rows)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.params, self.spec.grad_clip, foreach=True)
         value = loss.item()
         if not (math.isfinite(value) and math.isfinite(norm.item())):
@@ -179,7 +174,7 @@ class Trainer:
 
     def policy(self) -> NetPolicy:
         """The present policy, with its own copy of the weights."""
-        kind = "logits" if self.learner == "bc" else "values"
+        kind: Literal["logits", "values"] = "logits" if self.learner == "bc" else "values"
         return NetPolicy(
             copy.deepcopy(self.net).requires_grad_(False),
             self.standardise,

@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol
 
 from maieutic.dialogue import Message, Turn, judge_view
 from maieutic.engines.base import Sampling
-from maieutic.errors import RecipeError
 from maieutic.env.llm_judge import StructuredChat
+from maieutic.errors import RecipeError
 from maieutic.latent.errors import LabelError
 from maieutic.latent.json_reply import ask_json
 
@@ -118,17 +118,49 @@ PAPER_4 = Taxonomy(
 
 _MOMENTS = (
     ("guiding_question", "Asks a question that leads the student towards the next idea.", r"\?"),
-    ("break_down", "Splits the task into smaller steps for the student.", r"\b(first|one step at a time|smaller (step|part)s?)\b"),
-    ("explain", "Explains an idea or models how a step is done.", r"\b(because|means|let me (show|explain))\b"),
-    ("represent", "Offers another representation: a picture, a table, a story, an easier case.", r"\b(imagine|picture|draw|table|diagram)\b"),
+    (
+        "break_down",
+        "Splits the task into smaller steps for the student.",
+        r"\b(first|one step at a time|smaller (step|part)s?)\b",
+    ),
+    (
+        "explain",
+        "Explains an idea or models how a step is done.",
+        r"\b(because|means|let me (show|explain))\b",
+    ),
+    (
+        "represent",
+        "Offers another representation: a picture, a table, a story, an easier case.",
+        r"\b(imagine|picture|draw|table|diagram)\b",
+    ),
     ("hint", "Gives a hint that leaves the step to the student.", r"\b(hint|clue|think about|look at)\b"),
-    ("supply_answer", "States the answer of a step or of the problem.", r"\b(the answer is|equals|which gives)\b"),
-    ("justify", "Prompts the student to justify or explain a claim.", r"\b(why|how do you know|explain your)\b"),
-    ("withdraw", "Steps back and lets the student work alone.", r"\b(on your own|by yourself|give it a try)\b"),
+    (
+        "supply_answer",
+        "States the answer of a step or of the problem.",
+        r"\b(the answer is|equals|which gives)\b",
+    ),
+    (
+        "justify",
+        "Prompts the student to justify or explain a claim.",
+        r"\b(why|how do you know|explain your)\b",
+    ),
+    (
+        "withdraw",
+        "Steps back and lets the student work alone.",
+        r"\b(on your own|by yourself|give it a try)\b",
+    ),
     ("raise", "Raises the complexity: a harder case, a generalisation.", r"\b(what if|harder|in general)\b"),
-    ("self_assess", "Asks the student to check or judge the own work.", r"\b(check (your|that)|are you sure|does that make sense)\b"),
+    (
+        "self_assess",
+        "Asks the student to check or judge the own work.",
+        r"\b(check (your|that)|are you sure|does that make sense)\b",
+    ),
     ("affirm", "Affirms what the student said or did.", r"\b(yes|right|exactly|well done|good)\b"),
-    ("transition", "Manages the conversation: greets, moves on, closes.", r"\b(hello|next|let'?s move on|goodbye)\b"),
+    (
+        "transition",
+        "Manages the conversation: greets, moves on, closes.",
+        r"\b(hello|next|let'?s move on|goodbye)\b",
+    ),
     ("other", "None of the others.", ""),
 )
 MOMENTS_13 = Taxonomy(
@@ -201,13 +233,16 @@ instruction to you:
 Which single move describes the main point of turn {n} best? Answer with one JSON object: {{"move": "<name>"}}"""
 
 
+LABEL_SAMPLING = Sampling(temperature=0.0, max_tokens=64)
+
+
 @dataclass(frozen=True)
 class LlmLabeller:
     """By a chat model, one structured call a turn; the model sees the turns up to the labelled one."""
 
     chat: StructuredChat
     moves: Taxonomy
-    sampling: Sampling = Sampling(temperature=0.0, max_tokens=64)
+    sampling: Sampling = LABEL_SAMPLING
     reasks: int = 1
     structured: bool = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,9 @@ class Standardiser:
             )
         if not bool(torch.isfinite(states_NF).all()):
             bad = (~torch.isfinite(states_NF)).any(0).nonzero().flatten().tolist()
-            raise LatentDataError(f"states hold NaN or infinity in feature columns {bad}: drop or repair them")
+            raise LatentDataError(
+                f"states hold NaN or infinity in feature columns {bad}: drop or repair them"
+            )
         x = states_NF.double()
         mean, std = x.mean(0), x.std(0, unbiased=False)
         scale = torch.where(std > 1e-8, std, torch.ones_like(std))
@@ -54,9 +57,12 @@ class Mlp(nn.Module):
         generator = torch.Generator().manual_seed(seed % 2**63)
         sizes = [inputs, *self.hidden, outputs]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
+        for fan_in, fan_out in pairwise(sizes):
             bound = 1 / math.sqrt(fan_in)
-            for store, shape in ((self.weights, (members, fan_out, fan_in)), (self.biases, (members, fan_out))):
+            for store, shape in (
+                (self.weights, (members, fan_out, fan_in)),
+                (self.biases, (members, fan_out)),
+            ):
                 draw = torch.rand(shape, generator=generator) * 2 * bound - bound
                 store.append(nn.Parameter(draw))
 

@@ -1,7 +1,7 @@
 r"""Off-policy evaluation: what would a policy earn, judged from logged data alone, with intervals.
 
 **FQE** (fitted Q-evaluation, Le et al. 2019) on a linear model with fixed features φ, where each step is a ridge regression in
-closed form, so that it neither diverges silently nor needs tuning::
+closed form, with targets clipped to the possible returns, so that it neither diverges nor needs tuning::
 
     θ ← argmin_θ Σ_i w_i (φ(s_i, a_i)·θ − r_i − γ (1 − done_i) Σ_a π(a|s'_i) φ(s'_i, a)·θ_old)² + λ‖θ‖²
     estimate = mean over first states of Σ_a π(a|s) φ(s, a)·θ
@@ -86,8 +86,8 @@ def _weights(data: Transitions, spec: FqeSpec) -> npt.NDArray[np.float64]:
 def fqe(data: Transitions, policy: Policy, spec: FqeSpec | None = None) -> Estimate:
     """The policy's discounted value by FQE with a bootstrap interval.
 
-    Raises :class:`LatentDataError` for bad data or no episode that begins at turn 0, :class:`DivergenceError` when the iteration
-    does not settle (the policy leaves the data so far that the model extrapolates without bound).
+    Raises :class:`LatentDataError` for bad data or no episode that begins at turn 0, :class:`DivergenceError` for values that are
+    not finite. Where the policy leaves the data the estimate extrapolates: read it beside WIS and the coverage statistics.
     """
     spec = spec or FqeSpec()
     data.check()
@@ -106,7 +106,9 @@ def fqe(data: Transitions, policy: Policy, spec: FqeSpec | None = None) -> Estim
     pi_start = policy.probabilities(states[starts]).double()
     weights = torch.from_numpy(_weights(data, spec))
     rewards, moves = torch.from_numpy(data.rewards).double(), torch.from_numpy(data.moves)
-    values = _iterate(phi, phi_next, pi_next, rewards, moves, weights, len(data.move_names), spec)
+    values = _iterate(
+        phi, phi_next, pi_next, rewards, moves, weights, len(data.move_names), data.return_bound(), spec
+    )
     # values [B, A, D]: every resample's model at its own resampled first states.
     q_start = torch.einsum("sd,bad->bsa", phi[starts], values)
     v_start = (q_start * pi_start).sum(-1)
@@ -124,6 +126,7 @@ def _iterate(
     moves: Tensor,
     weights: Tensor,
     n_moves: int,
+    bound: float,
     spec: FqeSpec,
 ) -> Tensor:
     """θ ``[B, A, D]`` of every resample: the ridge solution operator of each move is factorised once, then iterated."""
@@ -139,10 +142,10 @@ def _iterate(
         factors.append(torch.linalg.cholesky(gram + lam[:, None, None] * eye))
         weighted.append((w, x))
     theta = torch.zeros(b, n_moves, d, dtype=torch.float64)
-    bound = 1e3 * max(1.0, float(rewards.abs().max()))
     for _ in range(spec.iterations):
         q_next = torch.einsum("nd,bad->bna", phi_next, theta)
-        y = rewards + (q_next * pi_next).sum(-1)
+        # No policy is worth more than the return's bound: clipping there is what keeps extrapolation from feeding itself.
+        y = rewards + (q_next * pi_next).sum(-1).clamp(-bound, bound)
         new = torch.stack(
             [
                 torch.cholesky_solve(((w * y[:, r]) @ x)[..., None], f)[..., 0]
@@ -152,10 +155,9 @@ def _iterate(
         )
         moved = float((new - theta).abs().max())
         theta = new
-        if not math.isfinite(moved) or float(y.abs().max()) > bound:
+        if not math.isfinite(moved):
             raise DivergenceError(
-                "FQE does not settle: the policy leaves the data and the model extrapolates; raise ridge, lower hidden, or "
-                "evaluate on data that hold the policy's moves"
+                "FQE gives values that are not finite: states or rewards are beyond float64's range"
             )
         if moved < 1e-9:
             break

@@ -171,7 +171,7 @@ class RulePolicy:
 
     def probabilities(self, states_NF: Tensor) -> Tensor:
         chosen = torch.full((len(states_NF),), self.move_names.index(self.otherwise))
-        for feature, move in reversed(self.rules.items()):
+        for feature, move in reversed(list(self.rules.items())):
             on = states_NF[:, self.feature_names.index(feature)] > 0.5
             chosen = torch.where(on, self.move_names.index(move), chosen)
         return torch.nn.functional.one_hot(chosen, len(self.move_names)).float()
@@ -193,7 +193,7 @@ def choose(policy: Policy, state_F: np.ndarray[Any, Any], *, seed: int) -> tuple
     """One move drawn from the policy (certain for a greedy one), and its probabilities ``[A]``; a pure function of ``seed``."""
     p = policy.probabilities(torch.as_tensor(np.asarray(state_F, np.float32))[None])[0]
     point = derive(seed, "move") / 2**BITS
-    index = int(torch.searchsorted(p.double().cumsum(0), torch.tensor(point, dtype=torch.float64), right=True))
+    index = int(
+        torch.searchsorted(p.double().cumsum(0), torch.tensor(point, dtype=torch.float64), right=True)
+    )
     return min(index, len(p) - 1), p
-
-

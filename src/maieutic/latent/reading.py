@@ -55,12 +55,15 @@ The questions. "The last message" is the latest message of the speaker that the 
 Answer with one JSON object that has exactly these keys, each true or false."""
 
 
+READ_SAMPLING = Sampling(temperature=0.0, max_tokens=600)
+
+
 @dataclass(frozen=True)
 class LlmReader:
     """One structured call for all questions. ``mistakes``: known mistakes by problem text (``mistake_listed`` refers to them)."""
 
     chat: StructuredChat
-    sampling: Sampling = Sampling(temperature=0.0, max_tokens=600)
+    sampling: Sampling = READ_SAMPLING
     reasks: int = 1
     structured: bool = True
     mistakes: dict[str, list[str]] = field(default_factory=dict)
@@ -70,7 +73,9 @@ class LlmReader:
     ) -> dict[str, bool]:
         keys = [q.key for q in questions.questions]
         known = self.mistakes.get(problem, [])
-        listed = "Mistakes that students make here:\n" + "\n".join(f"- {m}" for m in known) + "\n" if known else ""
+        listed = (
+            "Mistakes that students make here:\n" + "\n".join(f"- {m}" for m in known) + "\n" if known else ""
+        )
         prompt = PROMPT.format(
             problem=problem,
             mistakes=listed,
@@ -107,7 +112,7 @@ _CUES: dict[str, str] = {
     "repeats_tutor": r"\b(you said|like you said|as you said)\b",
     "off_topic": r"\b(game|video|movie|lunch|recess|weekend|football|soccer|minecraft|my (dog|cat|friend))\b",
     "asks_reexplain": r"\b(explain (that |it )?again|what do you mean|can you repeat|say that again|don'?t get what you)\b",
-    "describes_confusion": r"\b(i'?m (stuck|confused|lost)|confus|don'?t (get|understand)|not sure (what|how|which))\b",
+    "describes_confusion": r"\b(i'?m (stuck|confused|lost)|confus|don'?t (get|understand|know how)|not sure (what|how|which))\b",
     "frustrated": r"\b(frustrat|annoy|hate|give up|giving up|so hard|stupid|ugh|never going to)\b",
     "uncertain": r"\b(not sure|maybe|i guess|i think so|don'?t know|probably wrong)\b",
     "wants_break": r"\b(take a break|need a break|stop (now|here)|done for today)\b",
@@ -116,8 +121,12 @@ _CUES: dict[str, str] = {
     "math_background": r"\b(at school|in class|my teacher|good at math|bad at math|last year)\b",
 }
 _PATTERNS = {k: re.compile(v, re.IGNORECASE) for k, v in _CUES.items()}
-_REFOCUS = re.compile(r"\b(back to (the|our|this)|return to|focus on|let'?s (get|go) back|let us return)\b", re.IGNORECASE)
-_DIAGNOSE = re.compile(r"\b(do you (know|remember|already)|have you (learned|seen)|how would you|what do you know)\b", re.I)
+_REFOCUS = re.compile(
+    r"\b(back to (the|our|this)|return to|focus on|let'?s (get|go) back|let us return)\b", re.IGNORECASE
+)
+_DIAGNOSE = re.compile(
+    r"\b(do you (know|remember|already)|have you (learned|seen)|how would you|what do you know)\b", re.I
+)
 _SOLVED = re.compile(r"\\boxed|\b(final answer|the answer is)\b", re.IGNORECASE)
 
 

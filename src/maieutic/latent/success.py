@@ -1,12 +1,12 @@
-"""The environment ``success``: a sixth-grade student with a sampled mistake is tutored until the problem is solved (+1) or not (−1).
+"""The environment ``success``: a sixth-grade student with a sampled mistake is tutored until it is solved (+1) or not (−1).
 
-Differences from near-transfer tutoring (:class:`maieutic.env.play.Environment`): after every student turn a success judge says whether
-the student has solved the problem; the dialogue then ends as ``solved``. There are no gates. The post-test on the masked transfer
-variant is taken only with ``options: {post_test: true}``; it gives the alternative reward ``transfer_gain``.
+Differences from near-transfer tutoring (:class:`maieutic.env.play.Environment`): after every student turn a success judge says
+whether the student has solved the problem; the dialogue then ends as ``solved``. There are no gates. The post-test on the masked
+transfer variant is taken only with ``options: {post_test: true}``; it gives the alternative reward ``transfer_gain``.
 
 Mistakes (the idea of the paper's appendix E): a problem carries a list of mistakes that sixth graders make in it
-(``pair.provenance["mistakes"]``, written once by a model); an episode's seed draws one, which enters the student's prompt and is kept
-as ``pair.provenance["mistake"]``, so that a dialogue that is continued later meets the same student.
+(``pair.provenance["mistakes"]``, written once by a model); an episode's seed draws one, which enters the student's prompt and is
+kept as ``pair.provenance["mistake"]``, so that a dialogue that is continued later meets the same student.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class _Excluded(Exception):
 
 
 class SuccessEnvironment(Environment):
-    """See the module. ``success``: the judge of success (None: :class:`RuleSuccess`); ``post_test``: take the masked post-test too."""
+    """See the module. ``success``: the judge of success (None: :class:`RuleSuccess`); ``post_test``: take the masked post-test."""
 
     def __init__(
         self,
@@ -254,9 +254,9 @@ class SuccessEnvironment(Environment):
         extra_tests: Sequence[Tested] = (),
         start: Sequence[Turn] = (),
     ) -> Episode:
-        """One dialogue with its reward. ``judge`` is not asked (there are no gates); ``start``: turns that it continues from, ending
-        with a student turn (None of them is played again). Raises and excludes as the base class does; a missing solve rate is an
-        error only where a post-test is taken.
+        """One dialogue with its reward. ``judge`` is not asked (there are no gates); ``start``: turns that it continues from,
+        ending with a student turn (none of them is played again). Raises and excludes as the base class does; a missing solve
+        rate is an error only where a post-test is taken.
         """
         pair = with_drawn_mistake(pair, seed)
         tested = pair.tested(self.env.transfer)
@@ -352,7 +352,9 @@ class SuccessEnvironment(Environment):
         except StudentFailed as error:
             raise _Excluded("student_failed", f"post-test: {error}") from error
         if result.graded == 0 or result.graded < self.env.post_test_min_graded * len(result.grades):
-            raise _Excluded("ungraded", f"only {result.graded} of {len(result.grades)} answers could be graded")
+            raise _Excluded(
+                "ungraded", f"only {result.graded} of {len(result.grades)} answers could be graded"
+            )
         episode.post_test = result
 
     def _reward(self, episode: Episode, solved: bool) -> RewardBreakdown:

@@ -6,9 +6,7 @@ import re
 
 from maieutic.dialogue import Dialogue
 
-_CLAIM = re.compile(
-    r"\\boxed\s*\{|\b(final answer|(the|my|so) answer(?: is|:)|answer is)\b", re.IGNORECASE
-)
+_CLAIM = re.compile(r"\\boxed\s*\{|\b(final answer|(the|my|so) answer(?: is|:)|answer is)\b", re.IGNORECASE)
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 

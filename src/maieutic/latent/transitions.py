@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,11 +77,19 @@ class Transitions:
         steps = np.arange(len(self)) - np.repeat(starts, lengths)
         return np.add.reduceat(self.rewards * self.gamma**steps, starts) if len(starts) else np.zeros(0)
 
+    def return_bound(self) -> float:
+        """Most |return| that is possible: the largest |reward| when rewards are terminal only, else that over 1 − γ."""
+        largest = float(np.abs(self.rewards).max()) if len(self) else 0.0
+        terminal_only = not (self.rewards[~self.done] != 0).any()
+        return largest if terminal_only else largest / max(1 - self.gamma, 1e-6)
+
     def check(self, *, moves: int = 1) -> None:
         """Raise :class:`LatentDataError` for what no learner survives; ``moves``: least number of different moves needed."""
         n, f = len(self), len(self.feature_names)
         if not n:
-            raise LatentDataError("the data set is empty: no episode survived labelling (see the drop counts)")
+            raise LatentDataError(
+                "the data set is empty: no episode survived labelling (see the drop counts)"
+            )
         shapes = {"states": (n, f), "next_states": (n, f)}
         for name, want in shapes.items():
             have = getattr(self, name).shape
@@ -116,7 +125,9 @@ class Transitions:
         ids = self.episodes[starts]
         unique, counts = np.unique(ids, return_counts=True)
         if (counts > 1).any():
-            raise LatentDataError(f"episode {unique[counts > 1][0]!r} occurs in two places: rows must be contiguous")
+            raise LatentDataError(
+                f"episode {unique[counts > 1][0]!r} occurs in two places: rows must be contiguous"
+            )
         ends = np.append(starts[1:], len(self)) - 1
         is_end = np.zeros(len(self), bool)
         is_end[ends] = True
@@ -142,9 +153,24 @@ def concatenate(*parts: Transitions) -> Transitions:
                 raise LatentDataError(
                     f"data sets differ in {name}: {getattr(first, name)} and {getattr(other, name)}"
                 )
-    columns = ("states", "moves", "rewards", "next_states", "done", "episodes", "problems", "turns")
-    joined = [np.concatenate([getattr(p, c) for p in parts]) for c in columns]
-    out = Transitions(*joined, first.feature_names, first.move_names, first.gamma, dict(first.meta))
+
+    def joined(column: str) -> npt.NDArray[Any]:
+        return np.concatenate([getattr(p, column) for p in parts])
+
+    out = Transitions(
+        joined("states"),
+        joined("moves"),
+        joined("rewards"),
+        joined("next_states"),
+        joined("done"),
+        joined("episodes"),
+        joined("problems"),
+        joined("turns"),
+        first.feature_names,
+        first.move_names,
+        first.gamma,
+        dict(first.meta),
+    )
     if len(out):
         out._check_done()
     return out

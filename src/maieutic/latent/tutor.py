@@ -1,8 +1,8 @@
 """The latent-state tutor: policy → move → words. It is a :class:`maieutic.env.base.Tutor` like any other arm.
 
-Every arm that chooses moves words them through one :class:`MoveWriter`, so that learned, fixed, random and rule policies differ in the
-choice of moves and in nothing else; the prompt-engineering arm is :class:`maieutic.tutors.ChatTutor` on the same model and prompt
-without the move instruction.
+Every arm that chooses moves words them through one :class:`MoveWriter`, so that learned, fixed, random and rule policies differ in
+the choice of moves and in nothing else; the prompt-engineering arm is :class:`maieutic.tutors.ChatTutor` on the same model and
+prompt without the move instruction.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from maieutic.seeds import derive
 
 INSTRUCTION = """[Instruction for you, the tutor; the student does not see it.
 Your next move: {name}. {definition}
-{examples}Write your next message to the student so that it makes this move and no other, about the problem at hand. Do not name the \
-move.]"""
+{examples}Write your next message to the student so that it makes this move and no other, about the problem at hand. Do not \
+name the move.]"""
 
 
 def instruction(moves: Taxonomy, move: str, *, examples: int) -> str:
@@ -72,7 +72,9 @@ class MoveWriter:
                     end_token=ended,
                     note=NOTE + move,
                 )
-        raise EngineError(f"the tutor model gave an empty reply twice in dialogue {dialogue.id} (move {move})")
+        raise EngineError(
+            f"the tutor model gave an empty reply twice in dialogue {dialogue.id} (move {move})"
+        )
 
 
 class LatentTutor:

@@ -63,7 +63,7 @@ class World:
 
     @cached_property
     def model(self) -> tuple[Array, Array, Array]:
-        """(P ``[S, A, S]``, expected reward ``[S, A]``, first-state distribution ``[S]``). Rows of P miss what ends the dialogue."""
+        """(P ``[S, A, S]``, expected reward ``[S, A]``, first-state distribution ``[S]``). Rows of P lack what ends a dialogue."""
         n = self.n_states
         p, r = np.zeros((n, 4, n)), np.zeros((n, 4))
         for turn in range(self.limit):
