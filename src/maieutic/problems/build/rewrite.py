@@ -26,6 +26,7 @@ _REFUSAL = re.compile(
     r"as an AI|cannot (?:help|assist|comply))",
     re.IGNORECASE,
 )
+_NOT_THE_VARIANTS_FAULT = frozenset({"solver_failed", "student_failed"})
 _THINKING_END = "</think>"
 
 
@@ -43,7 +44,7 @@ class Prompts:
         """What the rewriter is asked; ``previous``: the attempt before, with what was wrong."""
         solution = f"\nA solution of the original:\n\n{source.solution}\n" if source.solution else ""
         feedback = ""
-        if previous is not None and previous.text:
+        if previous is not None and previous.text and previous.reason not in _NOT_THE_VARIANTS_FAULT:
             feedback = fill(self.feedback, reason=previous.detail, variant=previous.text) + "\n"
         user = fill(
             self.rewrite, problem=source.text, answer=source.answer, solution=solution, feedback=feedback
@@ -114,7 +115,8 @@ def read_rewrite(reply: str, *, truncated: bool = False) -> Candidate | Finding:
     marks = list(_FIELD.finditer(text))
     names = [m[1] for m in marks]
     ends = [m.start() for m in marks[1:]] + [len(text)]
-    fields = {m[1]: _strip(text[m.end() : end]) for m, end in zip(marks, ends, strict=True)}
+    # without a mark there is one end too many, and no field
+    fields = {m[1]: _strip(text[m.end() : end]) for m, end in zip(marks, ends, strict=False)}
     complete = all(fields.get(n) for n in ("PROBLEM", "ANSWER"))
     if complete and not truncated:
         if len(set(names)) < len(names):

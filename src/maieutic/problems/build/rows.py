@@ -24,6 +24,10 @@ Status = Literal["passed", "flagged", "no_variant", "unmeasured", "out_of_band"]
 """``flagged``: the best of the verified variants, though none passed the gate. ``unmeasured``: the student failed on the source."""
 
 
+_NO_ANSWER = "the endpoint gave no answer; its error is in the journal"
+"""Not the error itself: that names the server that was asked, which is chance."""
+
+
 @dataclass(slots=True)
 class Row:
     """What became of one source."""
@@ -115,7 +119,7 @@ class RowBuilder:
         messages = self.prompts.rewriting(pair.source, previous)
         value = await self.roles.rewriter.ask(pair.id, messages, seed)
         if FAILED in value:
-            return Rejected(attempt, "rewrite", "request_failed", value[FAILED])
+            return Rejected(attempt, "rewrite", "request_failed", _NO_ANSWER)
         read = read_rewrite(value["text"], truncated=value["truncated"])
         if isinstance(read, Finding):
             return Rejected(attempt, "rewrite", read.reason, read.detail)
@@ -186,7 +190,7 @@ def judge_solves(
 ) -> tuple[Finding | None, dict[str, int]]:
     """The majority rule: more than ``majority`` of the gradable solves must give the stated answer; and the votes."""
     if FAILED in value:
-        return Finding("solver_failed", value[FAILED]), {}
+        return Finding("solver_failed", _NO_ANSWER), {}
     verdicts: list[str] = value["verdicts"]
     votes = {v: verdicts.count(v) for v in dict.fromkeys(verdicts)}
     usable = len(verdicts) - verdicts.count("error")
