@@ -20,7 +20,7 @@ else
 VLLM_READY := $(VLLM_STAMP)
 endif
 
-.PHONY: help setup demo test-fast test test-all check format bench lock clean
+.PHONY: help setup demo test-fast test test-all check format bench science science-all lock clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,13 @@ bench: $(STAMP) ## every benchmark; each ends with one JSON line
 	@set -e; found=; for file in benchmarks/*.py; do \
 	    [ -e "$$file" ] || continue; found=1; $(TIMED) "$$file" $(BIN)/python "$$file"; \
 	done; [ -n "$$found" ] || { echo "there is no benchmarks/*.py" >&2; exit 1; }
+
+science: $(STAMP) ## five arms × five seeds on the micro-classroom → docs/science.md; goes on where it stopped
+	@$(TIMED) "science" $(BIN)/python -m maieutic.micro.science $(ARGS)
+
+science-all: $(STAMP) ## the same with every arm
+	@$(TIMED) "science, every arm" $(BIN)/python -m maieutic.micro.science --arms full no-gates leak-gate-only \
+	    leak-gate-only-no-mask no-transfer grpo no-mask tutorrl ensemble $(ARGS)
 
 lock: $(STAMP) ## resolve pyproject.toml anew into requirements.lock (core and every extra, Python 3.11 to 3.13)
 	@$(TIMED) "resolving" $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate \

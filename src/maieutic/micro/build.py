@@ -25,7 +25,7 @@ from maieutic.seeds import derive
 
 EARLY = "-early"
 """Suffix of a first half of training, which is not kept (a second warm-up and decay help the student)."""
-SIZES = (480, 256)
+SIZES = (288, 160)
 """Pairs for training and held-out pairs."""
 
 
@@ -52,7 +52,7 @@ PLANS: tuple[tuple[Plan, ...], ...] = (
     (
         Plan("student-early", 2200, stream="student"),
         Plan("student", 2400, "student-early", stream="student-late"),
-        Plan("student-b", 800, "student"),
+        Plan("student-b", 2000, "student-early"),
     ),
     (Plan("tutor", 1500), Plan("tutor-thinking", 500, "tutor")),
 )
@@ -154,6 +154,24 @@ def build(out: Path, seed: int, *, share: float = 1.0, sizes: tuple[int, int] = 
     return hashes
 
 
+def install(built: Path, seed: int, *, sizes: tuple[int, int] = SIZES) -> None:
+    """Put the models of ``built`` in the place of the shipped ones, and measure their rates under the shipped names.
+
+    For a checkout, after the world has changed; the new files are then committed (``git add -f``: weights are ignored).
+    """
+    from maieutic.micro.shipped import models_dir
+    from maieutic.resources import share_dir
+
+    target = models_dir()
+    for folder in (file.parent for file in (built / "models").glob(f"*/{WEIGHTS}")):
+        shutil.rmtree(target / folder.name, ignore_errors=True)
+        shutil.copytree(folder, target / folder.name)
+        (target / folder.name / WEIGHTS).chmod(0o644)
+    write_record(target, seed)
+    data = share_dir("data")
+    build_pairs(data / "micro" / "pairs.jsonl", data / "micro-test" / "pairs.jsonl", seed, [], sizes)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -163,6 +181,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seed", type=int, default=1, help="everything follows from it (the shipped models: 1)"
     )
     parser.add_argument("--out", type=Path, default=Path("models/micro"), help="folder to write to")
+    parser.add_argument(
+        "--install", action="store_true", help="then put it in the place of the shipped one (checkouts)"
+    )
     given = parser.parse_args(argv)
     if (given.out / "models").exists():
         raise MaieuticError(f"{given.out} already holds a build: name another folder with --out")

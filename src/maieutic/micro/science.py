@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(REPORTING_SEEDS), metavar="SEED")
     parser.add_argument("--out", type=Path, default=Path("runs/science"), help="runs and results")
     parser.add_argument("--doc", type=Path, default=Path("docs/science.md"), help="the report to write")
-    parser.add_argument("--problems", type=int, default=192, help="held-out pairs of each measurement")
+    parser.add_argument("--problems", type=int, default=160, help="held-out pairs of each measurement")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
         "--report-only", action="store_true", help="write the report from the results that are there"
