@@ -182,6 +182,9 @@ _PHRASES: tuple[Words, ...] = tuple(
 ) + tuple(
     tuple(p.split())
     for p in (
+        "yes",
+        "good",
+        "correct",
         "VERB first and then VERB",
         "VERB first",
         "first VERB",
