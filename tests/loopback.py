@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -27,14 +28,17 @@ class Loopback:
 
     async def start(self, port: int = 0) -> None:
         app = web.Application(client_max_size=2**30)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_get("/health", self._health)
+        self.routes(app)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True)
         await site.start()
         self.port = self._runner.addresses[0][1]
         self.url = f"http://127.0.0.1:{self.port}"
+
+    def routes(self, app: web.Application) -> None:
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/health", self._health)
 
     async def stop(self) -> None:
         if self._runner is not None:
@@ -68,6 +72,35 @@ class Loopback:
             )
         finally:
             self.open -= 1
+
+
+class InThread:
+    """A server in a thread of its own, for code under test that blocks its event loop (a training run).
+
+    ``stop`` closes its port as a crash would; ``start`` opens the same port again.
+    """
+
+    def __init__(self, server: Loopback) -> None:
+        self.server = server
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def start(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.server.start(self.server.port), self._loop).result(30)
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.server.stop(), self._loop).result(30)
+
+    def __enter__(self) -> Loopback:
+        self.start()
+        return self.server
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ import json
 import random
 import resource
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,6 +73,10 @@ class _Loop:
     sessions: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
 
+_pools: weakref.WeakSet[HttpPool] = weakref.WeakSet()
+"""All pools of the process: they share its file descriptors."""
+
+
 class _Unreachable(Exception):
     """The server could not be made ready for requests."""
 
@@ -109,6 +114,7 @@ class HttpPool:
         self._loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
         self._last_answer = time.monotonic()
         self._failing_since: float | None = None
+        _pools.add(self)
 
     # ------------------------------------------------------------------ requests
 
@@ -269,7 +275,8 @@ class HttpPool:
         if state is None:
             self._loops = {k: v for k, v in self._loops.items() if not k.is_closed()}
             soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            files = max(4, (soft - _SPARE_FILES) // 2) if soft > 0 else 10**6
+            # One share more than there are pools: what else is opened meanwhile grows with them.
+            files = max(4, (soft - _SPARE_FILES) // (1 + len(_pools))) if soft > 0 else 10**6
             slots = max(1, min(self.policy.concurrency, files // len(self.urls)))
             session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=slots * len(self.urls), keepalive_timeout=30),

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from maieutic.engines.vllm import VllmEngine
 from maieutic.engines.weights import write_version, write_weights
 from maieutic.errors import EngineDownError, EngineError, EngineMismatchError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 Scorer = Callable[[Sequence[Sequence[int]]], list[list[float]]]
 """The trainer's log-probs (T = 1) of each sequence's tokens after the first."""
@@ -89,9 +91,19 @@ class DiskPush:
         write_version(self._folder, policy_version)
         self._scores = self._score(self._probe)
         written = time.monotonic()
-        await asyncio.gather(*(self._insist(url) for url in self._engine.pool.urls))
+        urls = self._engine.pool.urls
+        await asyncio.gather(*(self._insist(url, partial(self._load, url)) for url in urls))
         loaded = time.monotonic()
-        gap = max([await self._agree(url, policy_version) for url in self._engine.pool.urls])
+
+        async def prove(url: str) -> float:
+            try:
+                return await self._agree(url, policy_version)
+            except EngineMismatchError:
+                raise
+            except EngineError:  # it died just now, and comes back without what it was given
+                return await self._insist(url, partial(self._reload, url, policy_version))
+
+        gap = max(await asyncio.gather(*(prove(url) for url in urls)))
         self.version = policy_version
         await self._engine.new_step(policy_version)
         self.report = PushReport(
@@ -108,25 +120,34 @@ class DiskPush:
             raise EngineError(
                 f"{self._engine.pool.role}: {url} is not healthy (status {status or 'no answer'})"
             )
-        await self._load(url)
-        gap = await self._agree(url, self.version)
+        gap = await self._reload(url, self.version)
         log.warning("%s answers again: policy version %d is back (probe gap %.2g)", url, self.version, gap)
 
     async def verify(self) -> None:
-        """Every server still holds the pushed weights, by the shortest probe sequence; EngineMismatchError if not."""
+        """Every server still holds the pushed weights, by the shortest probe sequence; EngineMismatchError if not.
+
+        One that is down is waited for and gets them again, as :meth:`push` does.
+        """
         if self.version is None:
             raise EngineMismatchError(f"{self._engine.pool.role}: no weights were pushed to the servers yet")
         shortest = min(range(len(self._probe)), key=lambda i: len(self._probe[i]))
         for url in self._engine.pool.urls:
-            await self._agree(url, self.version, [shortest])
+            try:
+                await self._agree(url, self.version, [shortest])
+            except EngineMismatchError:
+                raise
+            except EngineError:
+                await self._insist(url, partial(self.restore, url))
 
-    async def _insist(self, url: str) -> None:
-        """Load at one server; a server that is down is waited for."""
+    async def _insist(self, url: str, action: Callable[[], Awaitable[T]]) -> T:
+        """The result of ``action`` at one server; a server that is down is waited for."""
         pool, refused = self._engine.pool, False
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
-                return await self._load(url)
+                return await action()
+            except EngineMismatchError:
+                raise
             except EngineError as error:
                 status, _ = await pool.get("/health", url=url)
                 if status == 200 and refused:
@@ -137,6 +158,10 @@ class DiskPush:
                         f"{pool.role}: {url} took no weights for {self._patience_s:g} s: {error}"
                     ) from None
                 await asyncio.sleep(pool.policy.backoff_s)
+
+    async def _reload(self, url: str, version: int) -> float:
+        await self._load(url)
+        return await self._agree(url, version)
 
     async def _load(self, url: str) -> None:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder.resolve())}}
