@@ -1,12 +1,15 @@
 r"""Off-policy evaluation: what would a policy earn, judged from logged data alone, with intervals.
 
-**FQE** (fitted Q-evaluation, Le et al. 2019) on a linear model with fixed features φ, where each step is a ridge regression in
-closed form, with targets clipped to the possible returns, so that it neither diverges nor needs tuning::
+**FQE** (fitted Q-evaluation, Le et al. 2019). The turn limit makes the problem one of finite horizon, so Q is fitted backwards,
+turn by turn and move by move, each a ridge regression in closed form::
 
-    θ ← argmin_θ Σ_i w_i (φ(s_i, a_i)·θ − r_i − γ (1 − done_i) Σ_a π(a|s'_i) φ(s'_i, a)·θ_old)² + λ‖θ‖²
-    estimate = mean over first states of Σ_a π(a|s) φ(s, a)·θ
+    y_i = r_i + γ (1 − done_i) Σ_a π(a|s'_i) Q_{t+1}(s'_i, a),   clipped to the returns that are possible
+    Q_t(s, a) = ȳ + (φ(s) − φ̄)·θ,   θ = argmin Σ_i w_i (…)² + λ Σ_i w_i ‖θ‖²     over the rows i with turn t and move a
+    estimate = mean over first states of Σ_a π(a|s) Q_0(s, a)
 
-φ(s, a) is ``[1, x, relu(R x + c)]`` of the standardised state x in the block of move a, with R, c drawn once from a seed.
+φ(s) is the standardised state and products of pairs of its components. Where a (turn, move) has few rows, the fit shrinks to their
+mean; where it has none, to the mean of the turn. There is nothing to tune and nothing that can diverge. (Models
+that share weights between turns overestimated by 0.03 to 0.2 in the constructed classroom: values fall steeply towards the limit.)
 
 **WIS** (weighted per-decision importance sampling, Precup 2000)::
 
@@ -14,15 +17,16 @@ closed form, with targets clipped to the possible returns, so that it neither di
 
 over all episodes e; one that is over keeps its last ρ and earns 0. μ is a behaviour policy estimated by cloning.
 
-Intervals are percentile bootstraps over whole *episodes* (rows of one dialogue are not independent), problem-clustered when
-``cluster="problem"``. Only episodes that begin at turn 0 count as starts: re-simulated continuations carry information about
+Intervals come from a bootstrap over whole *episodes* (rows of one dialogue are not independent), or over problems with
+``cluster="problem"``: percentiles for WIS; for FQE the value ± z times the bootstrap's standard deviation, because resamples hold
+fewer distinct rows, shrink more, and so sit to one side of the estimate. Only episodes that begin at turn 0 count as starts: re-simulated continuations carry information about
 transitions, not about where dialogues begin.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -51,27 +55,23 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class FqeSpec:
-    hidden: int = 48
-    """Random ReLU features (0: linear in the state)."""
-    ridge: float = 1e-3
-    """λ, times the number of rows."""
-    iterations: int = 60
-    """At least the longest dialogue for an exact fixed point; stops when θ no longer moves."""
+    products: int = 32
+    """Most products of pairs of features, drawn once from ``seed`` (0: linear in the state)."""
+    ridge: float = 1e-2
+    """λ."""
     bootstrap: int = 100
     level: float = 0.95
     cluster: Literal["episode", "problem"] = "episode"
     seed: int = 0
 
 
-def _features(x_NF: Tensor, hidden: int, seed: int) -> Tensor:
-    n, f = x_NF.shape
-    parts = [torch.ones(n, 1, dtype=torch.float64), x_NF]
-    if hidden:
-        g = torch.Generator().manual_seed(seed)
-        r = torch.randn(f, hidden, generator=g, dtype=torch.float64) / math.sqrt(f)
-        c = torch.randn(hidden, generator=g, dtype=torch.float64)
-        parts.append((x_NF @ r + c).relu())
-    return torch.cat(parts, 1)
+def _features(x_NF: Tensor, products: int, seed: int) -> Tensor:
+    """φ ``[N, D]`` float64, without an intercept."""
+    f = x_NF.shape[1]
+    pairs = torch.triu_indices(f, f, 1)
+    order = torch.randperm(pairs.shape[1], generator=torch.Generator().manual_seed(seed))
+    pairs = pairs[:, order[:products]]
+    return torch.cat([x_NF, x_NF[:, pairs[0]] * x_NF[:, pairs[1]]], 1)
 
 
 def _weights(data: Transitions, spec: FqeSpec) -> npt.NDArray[np.float64]:
@@ -99,69 +99,75 @@ def fqe(data: Transitions, policy: Policy, spec: FqeSpec | None = None) -> Estim
         )
     states, following = torch.from_numpy(data.states), torch.from_numpy(data.next_states)
     standardise = Standardiser.fit(states)
-    phi = _features(standardise(states).double(), spec.hidden, spec.seed)
-    phi_next = _features(standardise(following).double(), spec.hidden, spec.seed)
+    phi = _features(standardise(states).double(), spec.products, spec.seed)
+    phi_next = _features(standardise(following).double(), spec.products, spec.seed)
     live = torch.from_numpy(~data.done).double()
     pi_next = policy.probabilities(following).double() * live[:, None] * data.gamma
     pi_start = policy.probabilities(states[starts]).double()
     weights = torch.from_numpy(_weights(data, spec))
     rewards, moves = torch.from_numpy(data.rewards).double(), torch.from_numpy(data.moves)
-    values = _iterate(
-        phi, phi_next, pi_next, rewards, moves, weights, len(data.move_names), data.return_bound(), spec
-    )
-    # values [B, A, D]: every resample's model at its own resampled first states.
-    q_start = torch.einsum("sd,bad->bsa", phi[starts], values)
-    v_start = (q_start * pi_start).sum(-1)
+    turns, bound, n_moves = torch.from_numpy(data.turns), data.return_bound(), len(data.move_names)
+    q: _TurnModel | None = None
+    for turn in range(int(turns.max()), -1, -1):
+        rows = torch.nonzero(turns == turn).flatten()
+        y = rewards[rows].expand(len(weights), -1)
+        if q is not None:
+            # No policy is worth more than the possible returns: clipping there keeps extrapolation from feeding itself.
+            y = y + (q(phi_next[rows]).clamp(-bound, bound) * pi_next[rows]).sum(-1)
+        q = _fit_turn(phi[rows], moves[rows], y, weights[:, rows], n_moves, spec.ridge)
+    assert q is not None
+    v_start = (q(phi[starts]).clamp(-bound, bound) * pi_start).sum(-1)
     w_start = weights[:, starts]
     estimate = (v_start * w_start).sum(1) / w_start.sum(1).clamp_min(1e-12)
-    low, high = _interval(estimate[1:].numpy(), spec.level, float(estimate[0]))
+    if not bool(torch.isfinite(estimate).all()):
+        raise DivergenceError(
+            "FQE gives values that are not finite: states or rewards are beyond float64's range"
+        )
+    low, high = _normal(estimate[1:].numpy(), spec.level, float(estimate[0]))
     return Estimate(float(estimate[0]), low, high, spec.level, float(len(starts)), "fqe")
 
 
-def _iterate(
-    phi: Tensor,
-    phi_next: Tensor,
-    pi_next: Tensor,
-    rewards: Tensor,
-    moves: Tensor,
-    weights: Tensor,
-    n_moves: int,
-    bound: float,
-    spec: FqeSpec,
-) -> Tensor:
-    """θ ``[B, A, D]`` of every resample: the ridge solution operator of each move is factorised once, then iterated."""
+@dataclass(frozen=True, slots=True)
+class _TurnModel:
+    """Q of one turn in every resample: ``mean`` ``[B, A]``, ``centre`` and ``theta`` ``[B, A, D]``."""
+
+    mean: Tensor
+    centre: Tensor
+    theta: Tensor
+
+    def __call__(self, phi: Tensor) -> Tensor:
+        """Values ``[B, N, A]`` of features ``[N, D]``."""
+        slope = torch.einsum("nd,bad->bna", phi, self.theta)
+        return slope + (self.mean - (self.centre * self.theta).sum(-1))[:, None]
+
+
+def _fit_turn(
+    phi: Tensor, moves: Tensor, y: Tensor, weights: Tensor, n_moves: int, ridge: float
+) -> _TurnModel:
+    """Weighted ridge regressions of ``y`` ``[B, N]`` on ``phi`` ``[N, D]``, one a move and resample, intercept not penalised."""
     b, d = len(weights), phi.shape[1]
-    rows = [torch.nonzero(moves == a).flatten() for a in range(n_moves)]
-    eye = torch.eye(d, dtype=torch.float64)
-    factors, weighted = [], []
-    for r in rows:
-        w, x = weights[:, r], phi[r]
-        outer = (x[:, :, None] * x[:, None, :]).reshape(len(r), d * d)
-        gram = (w @ outer).reshape(b, d, d)
-        lam = spec.ridge * w.sum(1).clamp_min(1.0)
-        factors.append(torch.linalg.cholesky(gram + lam[:, None, None] * eye))
-        weighted.append((w, x))
-    theta = torch.zeros(b, n_moves, d, dtype=torch.float64)
-    for _ in range(spec.iterations):
-        q_next = torch.einsum("nd,bad->bna", phi_next, theta)
-        # No policy is worth more than the return's bound: clipping there is what keeps extrapolation from feeding itself.
-        y = rewards + (q_next * pi_next).sum(-1).clamp(-bound, bound)
-        new = torch.stack(
-            [
-                torch.cholesky_solve(((w * y[:, r]) @ x)[..., None], f)[..., 0]
-                for r, f, (w, x) in zip(rows, factors, weighted, strict=True)
-            ],
-            1,
-        )
-        moved = float((new - theta).abs().max())
-        theta = new
-        if not math.isfinite(moved):
-            raise DivergenceError(
-                "FQE gives values that are not finite: states or rewards are beyond float64's range"
-            )
-        if moved < 1e-9:
-            break
-    return theta
+    total = weights.sum(1)
+    overall = torch.where(total > 0, (weights * y).sum(1) / total.clamp_min(1e-12), 0.0)
+    eye = torch.eye(d, dtype=phi.dtype)
+    means, centres, thetas = [], [], []
+    for move in range(n_moves):
+        rows = torch.nonzero(moves == move).flatten()
+        x, w, t = phi[rows], weights[:, rows], y[:, rows]
+        mass = w.sum(1)
+        some = mass > 0
+        scale = mass.clamp_min(1.0)
+        centre = w @ x / scale[:, None]
+        mean = torch.where(some, (w * t).sum(1) / scale, overall)
+        second = torch.stack([x.T @ (x * one[:, None]) for one in w]) if len(rows) else torch.zeros(b, d, d)
+        gram = second - mass[:, None, None] * centre[:, :, None] * centre[:, None, :]
+        cross = (w * t) @ x - (w * t).sum(1)[:, None] * centre
+        # One unit of ridge mass even for an empty cell keeps the system definite (its solution is then 0).
+        lam = ridge * scale
+        factor = torch.linalg.cholesky(gram + lam[:, None, None] * eye)
+        means.append(mean)
+        centres.append(centre)
+        thetas.append(torch.cholesky_solve(cross[..., None], factor)[..., 0])
+    return _TurnModel(torch.stack(means, 1), torch.stack(centres, 1), torch.stack(thetas, 1))
 
 
 def wis(
@@ -212,6 +218,13 @@ def wis(
     return Estimate(float(v[0]), low, high, level, effective, "wis")
 
 
+def _normal(samples: npt.NDArray[np.float64], level: float, value: float) -> tuple[float, float]:
+    if len(samples) < 2:
+        return value, value
+    half = NormalDist().inv_cdf((1 + level) / 2) * float(samples.std(ddof=1))
+    return value - half, value + half
+
+
 def _interval(samples: npt.NDArray[np.float64], level: float, value: float) -> tuple[float, float]:
     if not len(samples):
         return value, value
@@ -223,7 +236,7 @@ def _interval(samples: npt.NDArray[np.float64], level: float, value: float) -> t
 def scorer(validation: Transitions, *, spec: FqeSpec | None = None) -> Scorer:
     """Early stopping by FQE on validation problems: the point estimate (no bootstrap; it is called often)."""
     base = spec or FqeSpec()
-    quick = FqeSpec(base.hidden, base.ridge, base.iterations, 0, base.level, base.cluster, base.seed)
+    quick = replace(base, bootstrap=0)
 
     def score(policy: NetPolicy) -> float:
         return fqe(validation, policy, quick).value
