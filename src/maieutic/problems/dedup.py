@@ -17,9 +17,11 @@ import numpy.typing as npt
 
 from maieutic.problems.build.checks import tokens
 
-_PRIME = np.uint64(2**61 - 1)
+_PRIME = np.uint64(2**32 + 15)
+"""Just above the 32-bit hashes: a·x + b wraps round it many times. (A prime that it hardly exceeds would leave a·x + b in
+the order of x, and all places would name the same shingle.)"""
 _PLACES, _BANDS = 128, 32
-_COEFFICIENTS = np.random.default_rng(1997).integers(1, 2**29, size=(2, _PLACES), dtype=np.uint64)
+_COEFFICIENTS = np.random.default_rng(1997).integers(1, 2**31, size=(2, _PLACES), dtype=np.uint64)
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -80,7 +82,7 @@ class NearDuplicates:
 
 def _bands(hashes: Hashes) -> list[bytes]:
     a, b = _COEFFICIENTS
-    # < 2^32 · 2^29 + 2^29: no overflow of 64 bits
+    # below 2^32 · 2^31 + 2^31: no overflow of 64 bits
     places = ((hashes[:, None] * a + b) % _PRIME).min(axis=0)
     rows = _PLACES // _BANDS
     return [bytes([i]) + places[i * rows : (i + 1) * rows].tobytes() for i in range(_BANDS)]

@@ -325,8 +325,11 @@ TEMPLATES: Mapping[str, Callable[[random.Random], Drawn]] = {
 
 
 def draw(template: str, rng: random.Random) -> Drawn:
-    """One problem of a template; the same random state gives the same problem."""
-    return TEMPLATES[template](rng)
+    """One problem of a template, with at least one misconception; the same random state gives the same problem."""
+    drawn = TEMPLATES[template](rng)
+    while not drawn.misconceptions:
+        drawn = TEMPLATES[template](rng)
+    return drawn
 
 
 _STEP = re.compile(r"(-?\d+(?:\.\d+)?)\s*([-+*/×÷])\s*(-?\d+(?:\.\d+)?)\s*=\s*\$?(-?\d+(?:\.\d+)?)")

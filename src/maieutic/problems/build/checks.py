@@ -110,7 +110,7 @@ def answer_form(answer: str) -> str:
         return "list"
     if "=" in text:
         return "equation"
-    return "text" if has_prose(text) else "expression"
+    return "text" if has_prose(text) or text.casefold() in ("yes", "no", "true", "false") else "expression"
 
 
 def same_answer(a: str, b: str) -> bool:
