@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import data_world as world
+from maieutic.errors import SpendingLimitError
 from maieutic.problems import ProblemPair, read_pairs
 from maieutic.problems.build.pipeline import BuildReport, build_dataset
 from maieutic.problems.build.recipe import load_data_recipe
@@ -113,7 +114,8 @@ def test_a_second_start_asks_nothing_and_a_new_gate_reuses_the_answers(
     servers = world.Rewriter(share=0.2), world.Solver(), world.StudentServer(golds(source))
     with world.in_thread(*servers):
         data = world.recipe(tmp_path, str(source), *(s.url for s in servers))
-        first = run(data, tmp_path / "r.yaml")
+        told: list[str] = []
+        first = run(data, tmp_path / "r.yaml", progress=lambda state: told.append(state.line()))
         files = {f: (tmp_path / "world" / f).read_bytes() for f in ("pairs.jsonl", "rejections.jsonl")}
         asked = sum(len(s.bodies) for s in servers)
         again = run(data, tmp_path / "r.yaml")
@@ -123,6 +125,10 @@ def test_a_second_start_asks_nothing_and_a_new_gate_reuses_the_answers(
             assert (tmp_path / "world" / name).read_bytes() == content
         data["gate"] = {"ceiling": 1.0, "gap": 1.0}
         loose = run(data, tmp_path / "r.yaml")
+    assert told[0].startswith("0 of 12 rows, 0 with a variant") and told[0].endswith("ETA ?")
+    assert told[-1].startswith("12 of 12 rows") and told[-1].endswith("ETA 00:00:00")
+    requests = sum(int(u["requests"]) for u in first.usage.values())
+    assert f"{requests} requests" in told[-1] and " tokens, $0.00" in told[-1]
     assert loose.asked == 0, "a looser gate needs no new request: the first verified variant passes now"
     assert "flagged" not in loose.status and loose.attempts <= first.attempts
 
@@ -218,3 +224,40 @@ def test_a_journal_has_one_writer(tmp_path: Path) -> None:
                     pass
 
     asyncio.run(go())
+
+
+@pytest.mark.integration
+def test_a_spending_limit_stops_the_build_and_a_higher_one_goes_on(
+    tmp_path: Path, shared_data_dir: Path
+) -> None:
+    source = small(tmp_path, shared_data_dir, 12)
+    servers = world.Rewriter(share=0), world.Solver(), world.StudentServer(golds(source))
+    with world.in_thread(*servers):
+        data = world.recipe(tmp_path, str(source), *(s.url for s in servers))
+        # 200 tokens in, 80 out for a rewrite: $0.001
+        data["rewriter"]["engine"]["price"] = {"input": 1.0, "output": 10.0}
+        data |= {"spending_limit_usd": 0.006, "rows_in_flight": 2}
+        with pytest.raises(SpendingLimitError, match=r"\$0\.01 of \$0\.01|spending limit reached"):
+            run(data, tmp_path / "r.yaml")
+        stopped = len(servers[0].bodies)
+        report = run(data | {"spending_limit_usd": 10.0}, tmp_path / "r.yaml")
+    assert 6 <= stopped <= 9 and report.rows == 12
+    assert report.usage["rewriter"]["usd"] == pytest.approx(0.001 * report.usage["rewriter"]["requests"])
+    assert report.usage["rewriter"]["requests"] >= stopped
+
+
+@pytest.mark.integration
+def test_a_student_in_this_process(tmp_path: Path, tiny_model_dir: Path) -> None:
+    data = world.recipe(tmp_path, "generate:structures", "http://x", "http://x", "http://x")
+    data |= {
+        "rewriter": "template",
+        "solver": None,
+        "verify": {"solves": 0},
+        "prior": {"k": 2},
+        "attempts": 1,
+    }
+    data["sources"] = [{"source": "generate:structures", "options": {"size": 2}}]
+    data |= {"student": {"model": str(tiny_model_dir)}, "env": {"post_test_max_tokens": 8}}
+    report = run(data, tmp_path / "r.yaml")
+    assert report.rows == 2 and report.student.startswith(f"{tiny_model_dir}|")
+    assert report.samples == {"graded": 8, "failed": 0, "ungraded": 0}
