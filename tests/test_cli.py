@@ -110,14 +110,14 @@ def test_generate_writes_and_appends(tmp_path: Path) -> None:
 def test_the_shipped_set_is_what_its_card_says(tmp_path: Path) -> None:
     """The commands of the data card make the shipped pairs again, rates apart."""
     out = tmp_path / "pairs.jsonl"
-    run("data", "generate", "one_step", "--size", "80", "--seed", "0", "--out", str(out))
+    run("data", "generate", "one_step", "--size", "32", "--seed", "0", "--out", str(out))
     run(
         "data",
         "generate",
         "gsm_symbolic",
         "--easy",
         "--size",
-        "40",
+        "8",
         "--seed",
         "0",
         "--append",
