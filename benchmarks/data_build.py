@@ -4,7 +4,7 @@ Three endpoints with a fixed latency run in a process of their own (their CPU is
 attempt: 2 student requests, 1 rewrite, 1 verification. The ideal time is that of the busiest endpoint alone, requests × latency ÷
 concurrency; what is lost is start and end of the pipeline, and the harness. The last line is JSON.
 
-    python benchmarks/data_build.py [--rows 600] [--latency 0.25] [--concurrency 8]
+    python benchmarks/data_build.py [--rows 600] [--latency 1.0] [--concurrency 16]
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def sources(path: Path, rows: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=600)
-    parser.add_argument("--latency", type=float, default=0.25)
-    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--latency", type=float, default=1.0)
+    parser.add_argument("--concurrency", type=int, default=16)
     given = parser.parse_args()
     here, there = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(

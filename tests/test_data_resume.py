@@ -61,6 +61,7 @@ def journal_lines(folder: Path) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if "key" in row]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_five_kills_at_random_points_change_nothing(tmp_path: Path, shared_data_dir: Path) -> None:
     source = head(shared_data_dir / "gsm8k-train-300.jsonl", 60, tmp_path / "gsm8k.jsonl")

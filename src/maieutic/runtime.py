@@ -238,12 +238,13 @@ def _pusher(recipe: Recipe, policy: Policy, engine: VllmEngine, probe: Sequence[
     )
 
 
-def build_students(recipe: Recipe) -> list[Student]:
-    """The students of a recipe alone, without a tutor (for measuring their solve rates).
+def build_students(recipe: Recipe, ledger: Ledger | None = None) -> list[Student]:
+    """The students of a recipe alone, without a tutor (for measuring their solve rates). ``ledger``: what counts their usage.
 
     Those of kind ``model`` are started and closed by their user (:meth:`~maieutic.env.student.ModelStudent.start`).
     """
-    ledger = Ledger(recipe.spending_limit_usd)
+    if ledger is None:
+        ledger = Ledger(recipe.spending_limit_usd)
     return _Models(resolve(recipe), None, ledger).students(load_env(recipe.env.name))
 
 

@@ -137,6 +137,7 @@ async def _build(recipe: DataRecipe, retry_failed: bool, progress: Progress) -> 
             builder = RowBuilder(recipe, roles, prompts, sources.index)
             in_flight = recipe.rows_in_flight or 2 * roles.capacity
             try:
+                await roles.start()
                 rows = await _stream(builder, sources.pairs, in_flight, journal, state, progress)
             finally:
                 await roles.close()

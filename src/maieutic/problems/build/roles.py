@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from maieutic.config import EngineSpec
 from maieutic.dialogue import Message
 from maieutic.engines.base import ChatModel, Sampling
 from maieutic.engines.chat import HttpChat
-from maieutic.engines.http import HttpPolicy, HttpPool
-from maieutic.engines.usage import Ledger, Price
+from maieutic.engines.connect import connect_chat
+from maieutic.engines.usage import Ledger
 from maieutic.env.base import Student, StudentFailed
 from maieutic.env.build import make_student
 from maieutic.env.prompts import load_env
-from maieutic.errors import EngineError, RecipeError, RunStop
+from maieutic.env.student import ModelStudent
+from maieutic.errors import EngineError, RunStop
 from maieutic.problems.build.checkpoint import FAILED, Journal, Value, step_key
 from maieutic.problems.build.recipe import DataRecipe, RoleSpec
 from maieutic.problems.build.rewrite import Candidate, Prompts, visible
@@ -35,9 +34,16 @@ class Roles:
     capacity: int
     closing: list[ChatModel]
 
+    async def start(self) -> None:
+        """Wait until the student's model can be asked."""
+        if isinstance(self.student.student, ModelStudent):
+            await self.student.student.start()
+
     async def close(self) -> None:
         for chat in self.closing:
             await chat.close()
+        if isinstance(self.student.student, ModelStudent):
+            await self.student.student.close()
 
 
 class _Asker:
@@ -136,36 +142,41 @@ def build_roles(
     rewriter = solver = None
     closing: list[ChatModel] = []
     capacity = 0
-    chat: ChatModel | None = None
+    chat: HttpChat | None = None
+
+    def connect(spec: RoleSpec, role: str) -> HttpChat:
+        nonlocal capacity
+        made = connect_chat(spec.engine, spec.model, role=role, ledger=ledger)
+        closing.append(made)
+        capacity += spec.engine.http.concurrency * len(made.pool.urls)
+        return made
+
     if isinstance(recipe.rewriter, RoleSpec):
-        chat, slots = _chat(recipe.rewriter.model, recipe.rewriter.engine, "rewriter", ledger)
-        closing.append(chat)
-        capacity += slots
+        chat = connect(recipe.rewriter, "rewriter")
         rewriter = Rewriter(chat, _sampling(recipe.rewriter), journal, prompts)
     spec = recipe.solver or recipe.rewriter
     if recipe.verify.solves and isinstance(spec, RoleSpec):
         if recipe.solver is not None or chat is None:
-            chat, slots = _chat(spec.model, spec.engine, "solver", ledger)
-            closing.append(chat)
-            capacity += slots
+            chat = connect(spec, "solver")
         solver = Solver(chat, _sampling(spec), journal, prompts, grader)
-    student, slots, opened = _student(recipe, ledger)
+    student, slots = _student(recipe, ledger)
     cold = ColdStudent(student, journal, grader, recipe.prior.k, recipe.seed)
-    return Roles(rewriter, solver, cold, capacity + slots, closing + opened)
+    return Roles(rewriter, solver, cold, capacity + slots, closing)
 
 
 def _sampling(spec: RoleSpec) -> Sampling:
     return Sampling(spec.sampling.temperature, spec.sampling.top_p, spec.sampling.max_tokens)
 
 
-def _student(recipe: DataRecipe, ledger: Ledger) -> tuple[Student, int, list[ChatModel]]:
+def _student(recipe: DataRecipe, ledger: Ledger) -> tuple[Student, int]:
+    """The student, and how many requests it takes at once."""
     templates, spec = load_env(recipe.env.name), recipe.student
-    env = templates.resolve(recipe.env)
-    if spec.kind == "model" and spec.engine.kind == "chat":
-        chat, slots = _chat(spec.model, spec.engine, "student", ledger)
-        return make_student(spec, templates, env, chat), slots, [chat]
+    env, engine = templates.resolve(recipe.env), spec.engine
     if spec.kind != "model":
-        return make_student(spec, templates, env), spec.engine.http.concurrency, []
+        return make_student(spec, templates, env), engine.http.concurrency
+    if engine.kind == "chat":
+        chat = connect_chat(engine, spec.model, role="student", ledger=ledger)
+        return make_student(spec, templates, env, chat), engine.http.concurrency * len(chat.pool.urls)
     # in process, or by token ids: as a run builds it (a recipe wants a tutor, which is not looked at)
     from maieutic.config import Recipe, TutorSpec
     from maieutic.runtime import build_students
@@ -178,54 +189,7 @@ def _student(recipe: DataRecipe, ledger: Ledger) -> tuple[Student, int, list[Cha
         students=[spec],
         env=recipe.env,
     )
-    (student,) = build_students(whole)
-    return student, spec.engine.max_batch_size, []
-
-
-class _Named(HttpChat):
-    """An endpoint's model under the recipe's name, so that solve rates do not depend on how a server calls it."""
-
-    def __init__(self, label: str, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._label = label
-
-    @property
-    def name(self) -> str:
-        return self._label
-
-
-def _chat(model: str, engine: EngineSpec, role: str, ledger: Ledger) -> tuple[HttpChat, int]:
-    """A chat endpoint, and how many requests all its servers take at once."""
-    from maieutic.serve import resolve_urls
-
-    headers = {}
-    if engine.api_key_env is not None:
-        if not (secret := os.environ.get(engine.api_key_env)):
-            raise RecipeError(
-                f"{role}.engine.api_key_env: {engine.api_key_env} is not set in the environment"
-            )
-        headers["Authorization"] = f"Bearer {secret}"
-    urls = resolve_urls(engine.urls, timeout_s=engine.start_timeout_s)
-    h = engine.http
-    policy = HttpPolicy(
-        concurrency=h.concurrency,
-        timeout_s=h.timeout_s,
-        retries=h.retries,
-        backoff_s=h.backoff_s,
-        backoff_max_s=h.backoff_max_s,
-        outage_limit_s=h.outage_limit_s,
-        deadline_s=h.deadline_s,
+    (student,) = build_students(whole, ledger)
+    return student, engine.max_batch_size if engine.kind == "hf" else engine.http.concurrency * len(
+        engine.urls
     )
-    pool = HttpPool(urls, policy, role=role, ledger=ledger, headers=headers)
-    price = Price(engine.price.input, engine.price.output, engine.price.cached_input)
-    chat = _Named(
-        model,
-        pool,
-        engine.served_name or model,
-        price=price,
-        extra_body=engine.extra_body,
-        max_tokens_key=engine.max_tokens_key,
-        send_seed=engine.send_seed,
-        send_n=engine.send_n,
-    )
-    return chat, h.concurrency * len(urls)
