@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 import typer
 
-from maieutic import __version__, cli_data
+from maieutic import __version__, cli_data, cli_servers
 from maieutic.errors import MaieuticError
 
 P = ParamSpec("P")
@@ -251,3 +251,4 @@ def data_measure(
 
 
 cli_data.register(data_app, named_errors)
+cli_servers.register(app, named_errors)

@@ -93,6 +93,8 @@ def plan(
         str(recipe.seed),
     ]
     command += ["--dtype", dtype, "--no-enable-log-requests"]
+    # Defaults of vLLM, not of the model's generation_config.json (top-k, penalties): the recipe says how to sample.
+    command += ["--generation-config", "vllm"]
     environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if recipe.offline or Path(model_dir).exists():
         environment["HF_HUB_OFFLINE"] = "1"
@@ -101,6 +103,8 @@ def plan(
             "1"  # /collective_rpc and /reset_prefix_cache: how weights are pushed
         )
     if cpu if cpu is not None else python is not None:
+        if dtype == "auto":
+            command[command.index("--dtype") + 1] = "float32"  # what the trainer takes on a CPU too
         command += ["--enforce-eager"]  # compiling takes minutes on a CPU and gains little
         # A seeded request whose prompt is prefilled in chunks kills vLLM 0.31's CPU worker ("CPU Generator does not use offset").
         command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(context, _CPU_BATCH))]
@@ -108,6 +112,21 @@ def plan(
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", os.environ.get("VLLM_CPU_KVCACHE_SPACE", "2"))
     return ServePlan(
         role, model_dir, context, command + list(engine.serve_args) + list(extra or []), environment
+    )
+
+
+def model_of(recipe: Recipe, role: str, student: str | None = None) -> str:
+    """The model that a role is served with, as the recipe names it. Raises as :func:`plan` does."""
+    if role == "tutor":
+        return recipe.tutor.model
+    if role == "judge" and recipe.judge.model is not None:
+        return recipe.judge.model
+    if role == "student":
+        return str(_student(recipe, student).model)
+    raise RecipeError(
+        f"no role {role!r} to serve: student, judge or tutor"
+        if role != "judge"
+        else f"judge.kind is {recipe.judge.kind!r}: there is no judge model to serve"
     )
 
 
@@ -241,15 +260,20 @@ class Server:
         part.replace(self.address_file)
 
     def wait(self) -> int:
-        """Until the server ends; its exit status. SIGTERM and SIGINT to this process end it."""
+        """Until the server ends; its exit status. SIGTERM and SIGINT to this process end it, and the status is 0 then."""
         assert self.process is not None
+        asked: list[int] = []
 
-        def end(signum: int, frame: Any) -> None:
-            self.stop()
+        def note(signum: int, frame: Any) -> None:
+            # No more than that: a wait inside a handler would deadlock with the one that it interrupts.
+            asked.append(signum)
 
         for s in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(s, end)
-        return self.process.wait() if self.process is not None else 0
+            signal.signal(s, note)
+        while (code := self.process.poll()) is None and not asked:
+            time.sleep(0.2)
+        self.stop()
+        return 0 if asked or code is None else code
 
     def stop(self, grace_s: float = 10.0) -> None:
         """End the server and all that it started; safe to call twice."""

@@ -114,6 +114,7 @@ def episode_to_json(episode: Episode, *, arm: str | None = None, tokens: bool = 
         "seed": episode.seed,
         "student": episode.student,
         "policy_version": episode.policy_version,
+        "pre": _plain(episode.pre),
         "pair": {
             "id": episode.pair.id,
             "source": _problem_to_json(episode.pair.source),
@@ -224,6 +225,7 @@ def _episode(data: dict[str, Any]) -> Episode:
         seed=_get(data, "seed", "the line"),
         student=_get(data, "student", "the line"),
         dialogue=dialogue,
+        pre=_number(data.get("pre", None if reward is None else reward.get("pre"))),
         verdicts={gate: _build(Verdict, v, f"verdict {gate!r}") for gate, v in verdicts.items()},
         post_test=None if post is None else _build(PostTest, post, "post_test"),
         reward=None if reward is None else _reward_from_json(reward),

@@ -111,6 +111,10 @@ class VllmEngine:
                 "max_tokens": sampling.max_tokens,
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
+                # Said outright: a server started otherwise takes them from the model's generation_config.json.
+                "top_k": -1,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
                 "seed": seed % 2**_SEED_BITS,
                 "logprobs": 0,
                 "return_token_ids": True,

@@ -36,6 +36,8 @@ MEASURES: dict[str, Measure] = {
     "visible_tokens_per_turn": Measure("Visible tokens a tutor turn", "tokens"),
     "thinking_tokens_per_turn": Measure("Thinking tokens a tutor turn", "tokens"),
     "student_tokens_per_turn": Measure("Tokens a student turn", "tokens"),
+    "student_regenerated_rate": Measure("Student turns sampled again", "share", "down"),
+    "student_off_role_rate": Measure("Student turns out of role", "share", "down"),
     "decay_visible": Measure("Length factor, visible"),
     "decay_thinking": Measure("Length factor, thinking"),
     "reward_std": Measure("Reward, standard deviation"),

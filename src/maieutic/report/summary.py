@@ -65,6 +65,8 @@ def summarise(lines: Sequence[Line]) -> dict[str, float]:
     _mean(out, "thinking_tokens_per_turn", [float(turn["thinking_tokens"]) for turn in tutor])
     sampled = [turn for turn in turns if turn["speaker"] == "student" and not turn["scripted"]]
     _mean(out, "student_tokens_per_turn", [float(turn["visible_tokens"]) for turn in sampled])
+    _mean(out, "student_regenerated_rate", [float(turn.get("attempts", 1) > 1) for turn in sampled])
+    _mean(out, "student_off_role_rate", [float(bool(turn.get("off_role"))) for turn in sampled])
     return out
 
 

@@ -16,7 +16,7 @@ from maieutic.recipe import dump_recipe
 from maieutic.transcripts import TranscriptWriter
 
 # What a run that failed before its first number leaves: another try may use the folder.
-_START_UP_FILES = ("recipe.yaml", "log.txt", "wandb_id", "usage.json", "push")
+_START_UP_FILES = ("recipe.yaml", "log.txt", "wandb_id", "usage.json", "push", "endpoints")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
