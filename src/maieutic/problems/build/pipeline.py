@@ -26,7 +26,7 @@ from maieutic.errors import EngineError, ProblemDataError
 from maieutic.problems.build.checkpoint import Journal
 from maieutic.problems.build.recipe import DataRecipe
 from maieutic.problems.build.rewrite import Rejected, load_prompts
-from maieutic.problems.build.roles import build_roles
+from maieutic.problems.build.roles import ColdStudent, build_roles
 from maieutic.problems.build.rows import Row, RowBuilder
 from maieutic.problems.build.sources import Sources, prepare_sources
 from maieutic.problems.dedup import NearDuplicates
@@ -86,7 +86,7 @@ class BuildReport:
     rejections: dict[str, int]
     """``stage.reason`` → how many."""
     samples: dict[str, int]
-    """Student samples: ``graded``, ``failed``, ``ungraded``; the last two are in no rate."""
+    """Student samples of sources and variants, kept or not: ``graded``, and ``failed`` and ``ungraded``, which are in no rate."""
     usage: dict[str, dict[str, float]]
     """Requests, tokens and dollars by role, earlier starts of the same build included."""
     asked: int
@@ -142,7 +142,7 @@ async def _build(recipe: DataRecipe, retry_failed: bool, progress: Progress) -> 
             finally:
                 await roles.close()
         duplicates = _drop_duplicate_variants(rows, recipe)
-        report = _report(recipe, roles.student.key, sources, rows, duplicates, ledger)
+        report = _report(recipe, roles.student, sources, rows, duplicates, ledger)
         report.asked, report.seconds = journal.asked, round(time.monotonic() - begun, 3)
         _write(folder, recipe, sources, rows, duplicates, report)
     return report
@@ -210,24 +210,18 @@ def _drop_duplicate_variants(rows: Sequence[Row], recipe: DataRecipe) -> list[tu
 
 def _report(
     recipe: DataRecipe,
-    student: str,
+    student: ColdStudent,
     sources: Sources,
     rows: Sequence[Row],
     duplicates: Sequence[tuple[ProblemPair, Rejected]],
     ledger: Ledger,
 ) -> BuildReport:
     every = [r for _, r in [*sources.rejected, *duplicates]] + [r for row in rows for r in row.rejected]
-    samples: Counter[str] = Counter({"graded": 0, "failed": 0, "ungraded": 0})
-    for row in rows:
-        made = row.pair.provenance.get("build", {})
-        for counts in made.get("samples", {}).values():
-            samples.update({k: counts[k] for k in ("graded", "failed", "ungraded")})
-    samples["failed"] += recipe.prior.k * sum(r.reason == "student_failed" for r in every)
     status = Counter(r.status for r in rows)
     return BuildReport(
         name=recipe.name,
         folder=str(recipe.folder),
-        student=student,
+        student=student.key,
         read=sources.read,
         evaluation=sources.evaluation,
         rows=len(_kept(rows)),
@@ -238,7 +232,10 @@ def _report(
         },
         attempts=sum(r.attempts for r in rows),
         rejections=dict(sorted(Counter(f"{r.stage}.{r.reason}" for r in every).items())),
-        samples=dict(samples),
+        samples={
+            name: sum(getattr(t, name) for t in student.tallies.values())
+            for name in ("graded", "failed", "ungraded")
+        },
         usage=ledger.state(),
         asked=0,
         seconds=0.0,

@@ -113,9 +113,11 @@ class ColdStudent:
     def __init__(self, student: Student, journal: Journal, grader: AnswerGrader, k: int, seed: int) -> None:
         self.student, self.journal, self.grader, self.k, self.seed = student, journal, grader, k, seed
         self.key = str(student.key)
+        self.tallies: dict[str, Tally] = {}
+        """Every measured problem's, by step: sources and variants, kept or not."""
 
     async def ask(self, row: str, problem: Problem) -> Tally:
-        """The tally; its rate is None when nothing could be graded."""
+        """The tally of a problem; its rate is None when nothing could be graded."""
         seed = derive(self.seed, "prior", problem.text, problem.answer)
 
         async def call() -> Value:
@@ -129,10 +131,13 @@ class ColdStudent:
         key = step_key("prior", self.key, problem.text, problem.answer, self.k, seed)
         value = await self.journal.step(key, "prior", row, call)
         if FAILED in value:
-            return Tally(0, 0, failed=self.k)
-        verdicts = value["verdicts"]
-        ungraded = verdicts.count("error")
-        return Tally(verdicts.count("right"), len(verdicts) - ungraded, ungraded)
+            tally = Tally(0, 0, failed=self.k)
+        else:
+            verdicts = value["verdicts"]
+            ungraded = verdicts.count("error")
+            tally = Tally(verdicts.count("right"), len(verdicts) - ungraded, ungraded)
+        self.tallies[key] = tally
+        return tally
 
 
 def build_roles(
