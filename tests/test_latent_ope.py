@@ -135,6 +135,13 @@ def test_controls_have_the_same_budget(fitted) -> None:
     assert {b.row for b in states} != chosen
 
 
+def test_rows_that_were_tried_are_left_out(fitted) -> None:
+    data, q = fitted
+    first = {b.row for b in select(data, q, 60)}
+    for how in ("optimistic", "random_state", "random_move"):
+        assert first.isdisjoint(b.row for b in select(data, q, 60, how=how, tried=first))
+
+
 def test_a_limit_by_dialogue(fitted) -> None:
     data, q = fitted
     episodes = [b.episode for b in select(data, q, 80, per_episode=1)]

@@ -16,6 +16,7 @@ there. ``spread="turn"`` (the default) therefore takes the best of every turn, i
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,9 +53,11 @@ def select(
     how: How = "optimistic",
     spread: Spread = "turn",
     per_episode: int = 0,
+    tried: Collection[int] = (),
     seed: int = 0,
 ) -> list[Branch]:
     """At most ``n`` branches, best first. ``per_episode``: most branches of one dialogue (0: no limit).
+    ``tried``: rows that an earlier round branched off from; rows of D keep their numbers in D⁺.
 
     Fewer than ``n`` come back where Q agrees with the log nearly everywhere. Raises :class:`LatentDataError` when no state
     qualifies, ValueError for a policy without values.
@@ -70,13 +73,16 @@ def select(
     rng = np.random.default_rng(derive(seed, "augment", how))
     if how == "random_state":
         order = rng.permutation(len(data))
+        order = order[~np.isin(order, list(tried))]
     else:
-        differs = np.flatnonzero(best != data.moves)
+        differs = np.flatnonzero((best != data.moves) & ~np.isin(rows, list(tried)))
         order = differs[np.argsort(-gain[differs], kind="stable")]
         if spread == "turn":
             order = _spread(order, data.turns[order])
     if not len(order):
-        raise LatentDataError("Q's best move is the logged one in every state: there is nothing to explore")
+        raise LatentDataError(
+            "Q's best move is the logged one in every state that was not tried: there is nothing to explore"
+        )
     chosen: list[Branch] = []
     taken: dict[str, int] = {}
     for row in order:

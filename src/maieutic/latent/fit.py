@@ -16,6 +16,7 @@ from torch import Tensor
 
 from maieutic.latent.bc import bc_loss
 from maieutic.latent.cql import cql_loss, double_q_targets
+from maieutic.latent.cql_step import cql_gradient
 from maieutic.latent.errors import DivergenceError
 from maieutic.latent.fqi import fqi_loss, fqi_targets
 from maieutic.latent.networks import Mlp, Standardiser
@@ -47,7 +48,7 @@ class FitSpec:
     iterations: int = 30
     """FQI: regressions; each takes ``steps / iterations`` gradient steps."""
     beta: float = 0.0
-    """BC: weight of the squared logits."""
+    """BC: weight of the squared log-probabilities."""
     eval_every: int = 500
     """Steps between off-policy evaluations, when a scorer is given."""
     patience: int = 4
@@ -117,6 +118,7 @@ class Trainer:
         self._at = 0
         self._y: Tensor | None = None
         self.bound = data.return_bound()
+        self._both = torch.stack([self.all.x, self.all.next_x])
 
     def _rows(self) -> Tensor:
         size = min(self.spec.batch_size, len(self.data))
@@ -141,21 +143,39 @@ class Trainer:
                 self._y = fqi_targets(a.rewards, a.done, next_q, gamma=gamma, bound=self.bound)
             return fqi_loss(self.net(x)[0], moves, self._y[rows])
         assert self.target is not None
-        with torch.no_grad():
-            next_x = a.next_x[rows]
-            y = double_q_targets(
-                a.rewards[rows], a.done[rows], self.net(next_x), self.target(next_x), gamma=gamma
-            )
+        y = double_q_targets(
+            a.rewards[rows],
+            a.done[rows],
+            self.net(a.next_x[rows]),
+            self.target(a.next_x[rows]),
+            gamma=gamma,
+        )
         return cql_loss(self.net(x), moves, y, alpha=self.spec.alpha).total
+
+    def gradient(self, rows: Tensor) -> float:
+        """Set the gradient of :meth:`loss` on these rows and return its value."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.target is None:
+            loss = self.loss(rows)
+            loss.backward()
+            return loss.item()
+        a = self.all
+        return cql_gradient(
+            self.net,
+            self.target,
+            self._both[:, rows],
+            a.moves[rows],
+            a.rewards[rows],
+            a.done[rows],
+            gamma=self.data.gamma,
+            alpha=self.spec.alpha,
+        ).total.item()
 
     def step(self) -> float:
         """One gradient step; returns the loss before it. Raises :class:`DivergenceError` before weights can become NaN."""
         rows = self._rows()
-        loss = self.loss(rows)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        value = self.gradient(rows)
         norm = torch.nn.utils.clip_grad_norm_(self.params, self.spec.grad_clip, foreach=True)
-        value = loss.item()
         if not (math.isfinite(value) and math.isfinite(norm.item())):
             self._diverged(value, float(norm), rows)
         self.optimizer.step()

@@ -19,8 +19,8 @@ over all episodes e; one that is over keeps its last ρ and earns 0. μ is a beh
 
 Intervals come from a bootstrap over whole *episodes* (rows of one dialogue are not independent), or over problems with
 ``cluster="problem"``: percentiles for WIS; for FQE the value ± z times the bootstrap's standard deviation, because resamples hold
-fewer distinct rows, shrink more, and so sit to one side of the estimate. Only episodes that begin at turn 0 count as starts: re-simulated continuations carry information about
-transitions, not about where dialogues begin.
+fewer distinct rows, shrink more, and so sit to one side of the estimate. Only episodes that begin at turn 0 count as starts:
+re-simulated continuations carry information about transitions, not about where dialogues begin.
 """
 
 from __future__ import annotations

@@ -247,6 +247,7 @@ class Pipeline:
         train, _ = self._split(d)
         episodes = {e.id: e for e in read_episodes(self.run / "collect")}
         current, q, notes, exploratory = train, self._policy("fqi"), [], []
+        tried: set[int] = set()
         for number in range(1, spec.rounds + 1):
             tag = f"{how}-{number}"
             branches = aug.select(
@@ -256,8 +257,10 @@ class Pipeline:
                 how=how,
                 spread=spec.spread,
                 per_episode=spec.per_episode,
+                tried=tried,
                 seed=derive(seed, tag),
             )
+            tried |= {b.row for b in branches}
             played, parents, skips = await self._branch(tag, branches, episodes, q)
             TranscriptWriter(self.run / "augment" / how, arm=how).write("train", number, played)
             async with self._room() as room:
