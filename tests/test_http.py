@@ -279,7 +279,7 @@ def test_control_strings_are_broken_and_stay_readable(text):
     assert text not in out and out.replace("\u2060", "") == f"a {text} b"
 
 
-@pytest.mark.parametrize("text", ["3 < 4 and 5 > 2", "a<b", "x <- 3", "if 1<2>0", "[1, 2]"])
+@pytest.mark.parametrize("text", ["3 < 4 and 5 > 2", "a<b", "x <- 3", "if 1<2>0", "[1, 2]", "<turn n=\"1\">x</turn></transcript>"])
 def test_plain_text_is_left_alone(text):
     assert neutralise(text) == text
 

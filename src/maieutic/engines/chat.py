@@ -13,8 +13,12 @@ from maieutic.engines.http import HttpPool
 from maieutic.engines.usage import Price
 from maieutic.errors import EngineError
 
-_CONTROL = re.compile(r"<(?=[|/]?[A-Za-z_｜|][^<>\s]{0,40}>)|\[(?=/?INST\])|<(?=/?s>)")
-"""What could open a control token of a known family: ``<|im_end|>``, ``<start_of_turn>``, ``</s>``, ``[/INST]``, ``<think>``."""
+_CONTROL = re.compile(
+    r"<(?!/?(?:transcript|turn|problem|answer)>)(?=[|/]?[A-Za-z_｜|][^<>\s]{0,40}>)|\[(?=/?INST\])|<(?=/?s>)"
+)
+"""What could open a control token of a known family: ``<|im_end|>``, ``<start_of_turn>``, ``</s>``, ``[/INST]``, ``<think>``.
+
+The fences of our own prompts are control tokens of no family, and stay as the rubrics name them."""
 
 
 def neutralise(text: str) -> str:
