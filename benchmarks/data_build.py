@@ -1,6 +1,7 @@
 """What ``maieutic data build`` itself costs: CPU a row, and throughput against the ideal of its slowest endpoint.
 
-Three endpoints with a fixed latency run in a process of their own (their CPU is not counted). Every row passes at its first
+Three endpoints with a known mean latency run in a process of their own (their CPU is not counted). Their latencies differ a
+little, as real ones do: with equal ones all requests would end, and want the CPU, at the same moment. Every row passes at its first
 attempt: 2 student requests, 1 rewrite, 1 verification. The ideal time is that of the busiest endpoint alone, requests × latency ÷
 concurrency; what is lost is start and end of the pipeline, and the harness. The last line is JSON.
 
@@ -13,6 +14,8 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
+import random
 import re
 import resource
 import tempfile
@@ -34,12 +37,13 @@ def value(text: str) -> int:
     return 1000 + sum(map(ord, text)) * 31 % 9000
 
 
-def serve(latency: float, out: Connection) -> None:
+def serve(latency: float, jitter: float, out: Connection) -> None:
     """Rewriter, solver and student on one port, told apart by the model's name."""
+    rng = random.Random(0)
 
     async def chat(request: web.Request) -> web.Response:
         body = await request.json()
-        await asyncio.sleep(latency)
+        await asyncio.sleep(latency * rng.uniform(1 - jitter, 1 + jitter))
         text, n = body["messages"][-1]["content"].replace("\u2060", ""), body.get("n", 1)
         if body["model"] == "rewriter":
             source = text.split("Original problem:", 1)[1].split("Answer of the original:", 1)[0].strip()
@@ -91,11 +95,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=600)
     parser.add_argument("--latency", type=float, default=1.0)
+    parser.add_argument("--jitter", type=float, default=0.2, help="latencies are uniform within ± this share")
     parser.add_argument("--concurrency", type=int, default=16)
     given = parser.parse_args()
     here, there = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(
-        target=serve, args=(given.latency, there), daemon=True
+        target=serve, args=(given.latency, given.jitter, there), daemon=True
     )
     server.start()
     url = f"http://127.0.0.1:{here.recv()}"
@@ -140,12 +145,14 @@ def main() -> None:
                 "requests": report.asked,
                 "student_samples": report.samples["graded"],
                 "latency_s": given.latency,
+                "jitter": given.jitter,
                 "concurrency": given.concurrency,
                 "ideal_s": round(ideal, 3),
                 "seconds": round(seconds, 3),
                 "throughput_of_ideal": round(ideal / seconds, 4),
                 "start_s": round(begun_after, 3),
                 "cpu_ms_per_row": round(1000 * cpu / given.rows, 2),
+                "load_average": round(os.getloadavg()[0], 1),
             }
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -95,6 +96,7 @@ class Solver(_Asker):
                 raise
             except EngineError as error:
                 return {FAILED: str(error)}
+            await asyncio.sleep(0)  # freed slots go to waiting requests before grading takes the CPU
             texts = [visible(r.text) for r in replies]
             grades = await self.grader.grade_many(texts, candidate.answer)
             return {
@@ -125,6 +127,7 @@ class ColdStudent:
                 answers = await self.student.attempt(problem, k=self.k, seed=seed)
             except StudentFailed as error:
                 return {FAILED: str(error), "n": self.k}
+            await asyncio.sleep(0)  # as above
             grades = await self.grader.grade_many(answers, problem.answer)
             return {"verdicts": [g.verdict for g in grades], "answers": [g.extracted for g in grades]}
 
