@@ -19,7 +19,7 @@ HIDDEN = (32, 32)
 
 @pytest.fixture(scope="module")
 def made():
-    data = WORLD.roll(poor_policy(WORLD, instruct=0.4), 300, np.random.default_rng(0))[0]
+    data = WORLD.roll(poor_policy(WORLD, instruct=0.4), 1000, np.random.default_rng(0))[0]
     held_out = WORLD.roll(poor_policy(WORLD, instruct=0.4), 300, np.random.default_rng(1))[0]
     standardise = Standardiser.fit(torch.from_numpy(data.states))
     return data, held_out, standardise
@@ -82,7 +82,7 @@ def agreement(made, kind: str, steps: int, lr: float) -> float:
     spec = FitSpec(
         hidden=HIDDEN,
         lr=lr,
-        batch_size=256,
+        batch_size=512,
         steps=steps,
         weight_decay=0.0,
         critics=1,
@@ -90,7 +90,7 @@ def agreement(made, kind: str, steps: int, lr: float) -> float:
         grad_clip=1e9,
     )
     options = {"alpha": 4.0, "target_update_interval": 100} if kind == "cql" else {"beta": 0.0}
-    algo = algorithm(kind, hidden=HIDDEN, learning_rate=lr, batch_size=256, **options)
+    algo = algorithm(kind, hidden=HIDDEN, learning_rate=lr, batch_size=512, **options)
     dataset = data_set(standardise(torch.from_numpy(data.states)).numpy(), data)
     d3rlpy.seed(0)
     algo.build_with_dataset(dataset)
@@ -108,7 +108,7 @@ def agreement(made, kind: str, steps: int, lr: float) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "steps"), [("cql", 1500), ("bc", 600)])
+@pytest.mark.parametrize(("kind", "steps"), [("cql", 1000), ("bc", 600)])
 def test_trained_policies_agree_on_held_out_states(made, kind: str, steps: int) -> None:
     share = agreement(made, kind, steps, 1e-3)
     print(f"{kind}: the same greedy move on {share:.3f} of held-out states")

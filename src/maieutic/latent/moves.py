@@ -85,7 +85,7 @@ PAPER_4 = Taxonomy(
             (
                 r"\b(great|good|nice|excellent|awesome|fantastic) (job|work|try|effort|thinking|start)\b",
                 r"\b(you can do (it|this)|don'?t (worry|give up)|proud of|keep (going|it up)|well done|i believe in you"
-                r"|take a breath|it('s| is) (okay|ok|fine|normal) to)\b",
+                r"|take a breath|sticking with it|it('s| is) (okay|ok|fine|normal) to)\b",
             ),
         ),
         Move(
@@ -98,7 +98,7 @@ PAPER_4 = Taxonomy(
             ),
             (
                 r"\b(back to (the|our|this)|return to (the|our)|focus on|let'?s? (us )?(focus|return|get back|go back)"
-                r"|stay with the problem|after(wards)? (we|class)|another time)\b",
+                r"|stay with the problem|after(wards)? (we|class)|hear more later|another time)\b",
             ),
         ),
         Move(

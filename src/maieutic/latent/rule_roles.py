@@ -85,7 +85,7 @@ class RuleRoles:
     async def __aenter__(self) -> str:
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_get("/health", lambda request: web.Response())  # type: ignore[arg-type, return-value]
+        app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -93,6 +93,9 @@ class RuleRoles:
 
     async def __aexit__(self, *exc: object) -> None:
         await self._runner.cleanup()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = await request.json()
