@@ -59,9 +59,9 @@ def test_a_near_copy_changes_few_numbers_and_no_words() -> None:
         "new story"
     )
     bare = Problem(text="Is every square that we can draw a rectangle in every case?", answer="yes")
-    assert reason("So is every square that we can draw a rectangle in every case?", "no", bare) == "near_copy", (
-        "no number to change"
-    )
+    assert (
+        reason("So is every square that we can draw a rectangle in every case?", "no", bare) == "near_copy"
+    ), "no number to change"
 
 
 def test_quantities_read_words_and_separators() -> None:

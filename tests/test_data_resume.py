@@ -20,7 +20,7 @@ import yaml
 import data_world as world
 from loopback import Loopback
 from maieutic.engines.usage import Ledger
-from maieutic.errors import ProblemDataError
+from maieutic.errors import EngineDownError, ProblemDataError
 from maieutic.problems.build.checkpoint import Journal, step_key
 from maieutic.problems.build.pipeline import build_dataset
 from maieutic.problems.build.recipe import load_data_recipe
@@ -204,3 +204,45 @@ def test_step_keys_differ_with_every_part() -> None:
         step_key("b", 1),
     }
     assert len(keys) == 5 and all(len(k) == 32 for k in keys)
+
+
+@pytest.mark.integration
+def test_an_interrupt_says_how_to_go_on(tmp_path: Path, shared_data_dir: Path) -> None:
+    source = head(shared_data_dir / "gsm8k-train-300.jsonl", 20, tmp_path / "gsm8k.jsonl")
+    servers = servers_for(source)
+    for server in servers:
+        Slow(server, 0.1)
+    with world.in_thread(*servers):
+        data = world.recipe(tmp_path, str(source), *(s.url for s in servers)) | {"rows_in_flight": 3}
+        command = [sys.executable, "-m", "maieutic", "data", "build", str(write(tmp_path / "r.yaml", data))]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while sum(len(s.bodies) for s in servers) < 12 and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 130, told
+        assert "the same command goes on from here" in told and "Traceback" not in told
+        kept = len(journal_lines(tmp_path / "world"))
+        report = build_dataset(load_data_recipe(tmp_path / "r.yaml"))
+    assert kept >= 9 and report.rows == 20
+    assert report.asked + kept == len(journal_lines(tmp_path / "world"))
+
+
+@pytest.mark.integration
+def test_a_dead_endpoint_stops_the_build_and_it_goes_on_later(tmp_path: Path, shared_data_dir: Path) -> None:
+    source = head(shared_data_dir / "gsm8k-train-300.jsonl", 6, tmp_path / "gsm8k.jsonl")
+    servers = servers_for(source)
+    with world.in_thread(*servers):
+        data = world.recipe(tmp_path, str(source), *(s.url for s in servers))
+        dead = json.loads(json.dumps(data))
+        dead["solver"]["engine"] |= {
+            "urls": ["http://127.0.0.1:9"],
+            "http": {"outage_limit_s": 0.5, "backoff_s": 0.05},
+        }
+        with pytest.raises(EngineDownError, match=r"solver: none of http://127\.0\.0\.1:9 has answered"):
+            build_dataset(load_data_recipe(write(tmp_path / "dead.yaml", dead)))
+        before = len(journal_lines(tmp_path / "world"))
+        report = build_dataset(load_data_recipe(write(tmp_path / "r.yaml", data)))
+    assert before >= 6 and report.rows == 6
+    assert not any(why.endswith("failed") and "solver" in why for why in report.rejections)
+    assert report.asked == len(journal_lines(tmp_path / "world")) - before
