@@ -227,6 +227,7 @@ def test_defaults_are_the_published_procedure(tmp_path: Path) -> None:
         ("attempts: 0\n", r"r\.yaml:6: attempts: 0: .*greater than or equal to 1"),
         ("attempts: many\n", "attempts: 'many'"),
         ("gate: {gap: 2}\n", r"gate\.gap: 2.*less than or equal to 1"),
+        ("verify: {solves: 0}\n", "need blind solves"),
         ("solver: {model: m, engine: {kind: vllm, urls: [u]}}\n", "chat endpoints"),
     ],
 )

@@ -132,6 +132,8 @@ class DataRecipe(Section):
                 raise ValueError(f"rewriter is template, but {odd[0]!r} has no templates: use generate:NAME")
             if self.verify.solves and self.solver is None:
                 raise ValueError("rewriter is template: set verify.solves: 0, or name a solver")
+        elif self.verify.solves == 0:
+            raise ValueError("verify.solves is 0: the answers of a model that rewrites need blind solves")
         return self
 
     @property
