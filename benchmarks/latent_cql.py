@@ -1,8 +1,8 @@
 """Time to the same loss: our CQL and BC against d3rlpy's DiscreteCQL and DiscreteBC on CPU. Ends with one JSON line.
 
 Both sides have the same data (constructed classroom), network, batch size and learning rate, one thread, and are timed alternately.
-d3rlpy trains for a fixed number of steps; its loss on all data is the mark. Ours trains until its loss on all data is at the mark,
-checks every 50 steps included in its time. CQL's loss takes its targets from the learner's own online network.
+d3rlpy trains for a fixed number of steps; its loss on a fixed sample of 1,024 rows is the mark. Ours trains until its loss on the same
+rows is at the mark, checks every 50 steps included in its time. CQL's loss takes its targets from the learner's own online network.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ HIDDEN, BATCH, LR, ROUNDS = (64, 64), 128, 1e-3, 3
 STEPS = {"cql": 500, "bc": 500}
 
 
-def full_loss(kind: str, net: Mlp, trainer: Trainer) -> float:
-    """The objective on all data."""
+def sample_loss(kind: str, net: Mlp, trainer: Trainer) -> float:
+    """The objective on every fifth row or so: the same 1,024 rows whoever is measured."""
     a = trainer.all
+    rows = torch.linspace(0, len(a.moves) - 1, 1024).long()
     with torch.no_grad():
         if kind == "bc":
-            return float(bc_loss(net(a.x)[0], a.moves))
-        q = net(a.next_x)
-        y = double_q_targets(a.rewards, a.done, q, q, gamma=trainer.data.gamma)
-        return float(cql_loss(net(a.x), a.moves, y, alpha=4.0).total)
+            return float(bc_loss(net(a.x[rows])[0], a.moves[rows]))
+        q = net(a.next_x[rows])
+        y = double_q_targets(a.rewards[rows], a.done[rows], q, q, gamma=trainer.data.gamma)
+        return float(cql_loss(net(a.x[rows]), a.moves[rows], y, alpha=4.0).total)
 
 
 def main() -> None:
@@ -59,12 +60,12 @@ def main() -> None:
             spec = FitSpec(hidden=HIDDEN, lr=LR, batch_size=BATCH, weight_decay=0.0, critics=1, seed=round_)
             trainer = Trainer(kind, data, spec)  # type: ignore[arg-type]
             nets = algo.impl.modules.q_funcs if kind == "cql" else [algo.impl.modules.imitator]
-            mark = full_loss(kind, to_mlp(nets, HIDDEN), trainer)
+            mark = sample_loss(kind, to_mlp(nets, HIDDEN), trainer)
             t, c = time.perf_counter(), time.process_time()
             while trainer.steps < 20 * steps:
                 for _ in range(50):
                     trainer.step()
-                if full_loss(kind, trainer.net, trainer) <= mark:
+                if sample_loss(kind, trainer.net, trainer) <= mark:
                     break
             else:
                 raise SystemExit(f"{kind}: {trainer.steps} steps did not reach the loss {mark:.4f}")

@@ -271,3 +271,12 @@ def test_fqi_finds_a_good_policy_from_poor_data() -> None:
 def test_greedy_agreement_counts_states() -> None:
     a, _ = fit("bc", data(40), FitSpec(hidden=(8,), steps=5))
     assert greedy_agreement(a, a, torch.from_numpy(data(5).states)) == 1.0
+
+
+def test_a_large_gradient_is_scaled_to_the_limit() -> None:
+    moved = []
+    for clip in (1e-3, 1e9):
+        trainer = Trainer("cql", data(30), FitSpec(hidden=(8,), batch_size=32, grad_clip=clip))
+        trainer.step()
+        moved.append(float(torch.stack([p.grad.norm() for p in trainer.params]).norm()))
+    assert moved[0] == pytest.approx(1e-3, rel=1e-4) and moved[1] > 0.1

@@ -175,9 +175,12 @@ class Trainer:
         """One gradient step; returns the loss before it. Raises :class:`DivergenceError` before weights can become NaN."""
         rows = self._rows()
         value = self.gradient(rows)
-        norm = torch.nn.utils.clip_grad_norm_(self.params, self.spec.grad_clip, foreach=True)
-        if not (math.isfinite(value) and math.isfinite(norm.item())):
-            self._diverged(value, float(norm), rows)
+        gradients = [p.grad for p in self.params if p.grad is not None]
+        norm = float(torch.stack(torch._foreach_norm(gradients)).norm())
+        if not (math.isfinite(value) and math.isfinite(norm)):
+            self._diverged(value, norm, rows)
+        if norm > self.spec.grad_clip:
+            torch._foreach_mul_(gradients, self.spec.grad_clip / norm)
         self.optimizer.step()
         self.steps += 1
         every = max(1, self.spec.steps // self.spec.iterations)
