@@ -100,6 +100,10 @@ class DialogueSet(Section):
     source: str
     """File (.jsonl, .json, .csv, .parquet) or Hub id."""
     split: str | None = None
+    config: str | None = None
+    """Configuration of a Hub data set (``anchored-dialogues`` of the Eedi set)."""
+    questions: str | None = None
+    """``eedi``: file with the questions' texts (``dq-question-metadata``)."""
     limit: Count | None = None
 
 
@@ -248,6 +252,7 @@ def _anchor(data: dict[str, Any], folder: Path) -> None:
     sets = data.get("middle_turn")
     for one in sets.get("sets") or [] if isinstance(sets, dict) else []:
         put(one, "source")
+        put(one, "questions")
     retention = data.get("retention")
     sources = retention.get("sources") if isinstance(retention, dict) else None
     for i in range(len(sources) if isinstance(sources, list) else 0):

@@ -27,7 +27,8 @@ def find_arm(text: str, recipe: EvaluationRecipe) -> tuple[str, ArmSpec]:
     """Name and settings of the arm that ``text`` names.
 
     In this order: an arm of the recipe; ``package.module:Class``; ``http://host:port#model``; a folder with an adapter; a
-    checkpoint (its ``model`` folder); anything else is a model's name, folder or Hub id. All but the first take ``recipe.tutor``'s settings.
+    checkpoint (its ``model`` folder); anything else is a model's name, folder or Hub id. All but the first take the settings
+    of ``recipe.tutor``.
     """
     if text in recipe.arms:
         return text, recipe.arms[text]
