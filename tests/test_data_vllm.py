@@ -55,23 +55,29 @@ def test_two_hundred_problems_with_a_served_student(
 ) -> None:
     model, address = student
     source = head(shared_data_dir / "gsm8k-train-300.jsonl", ROWS, tmp_path / "gsm8k.jsonl")
-    rewriter, solver = world.Rewriter(share=0.3), world.Solver()
+    other = read_pairs(str(shared_data_dir / "gsm8k-train-300.jsonl"))[250].source.text
+    held = tmp_path / "eval.jsonl"
+    held.write_text(json.dumps({"question": other, "answer": "#### 1"}) + "\n")
+    rewriter, solver = world.Rewriter(other_text=other), world.Solver()
     with world.in_thread(rewriter, solver):
         data = world.recipe(tmp_path, str(source), rewriter.url, solver.url, "http://unused")
         data["student"] = {
             "model": model,
             "engine": {"kind": "chat", "urls": [address], "http": {"concurrency": 16, "timeout_s": 300.0}},
         }
+        data["dedup"] = {"against": [{"source": str(held)}]}
         data |= {"prior": {"k": K}, "env": {"post_test_max_tokens": TOKENS}}
         report = run(data, tmp_path / "r.yaml")
         asked = report.asked
         again = run(data, tmp_path / "r.yaml")
     print("\n".join(report.lines()), f"\n{report.seconds:.0f} s", flush=True)
     planted = Counter(rewriter.planted.values())
-    for fault, n in planted.items():
-        if fault != "duplicate":  # without an evaluation set its empty text is unparsable
-            found = report.rejections[f"{world.STAGE.get(fault, 'rewrite')}.{fault}"]
-            assert found == n + (planted["duplicate"] if fault == "unparsable" else 0), fault
+    assert set(planted) == set(world.FAULTS)
+    expected = {
+        f"{world.STAGE.get(k, 'rewrite')}.{'evaluation_set' if k == 'duplicate' else k}": n
+        for k, n in planted.items()
+    }
+    assert {k: n for k, n in report.rejections.items() if not k.startswith("gate.")} == expected
     assert report.rows == ROWS == len(golds(source)) and again.asked == 0 < asked
     pairs = read_pairs(str(tmp_path / "world"))
     rates = [q.rates[report.student] for p in pairs for q in (p.source, p.transfer) if q is not None]
