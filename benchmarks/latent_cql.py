@@ -1,8 +1,9 @@
 """Time to the same loss: our CQL and BC against d3rlpy's DiscreteCQL and DiscreteBC on CPU. Ends with one JSON line.
 
 Both sides have the same data (constructed classroom), network, batch size and learning rate, one thread, and are timed alternately.
-d3rlpy trains for a fixed number of steps; its loss on a fixed sample of 1,024 rows is the mark. Ours trains until its loss on the same
-rows is at the mark, checks every 50 steps included in its time. CQL's loss takes its targets from the learner's own online network.
+d3rlpy trains for a fixed number of steps; its loss on a fixed sample of 1,024 rows is the mark. Ours trains until its loss on the
+same rows is at the mark, checks every 50 steps included in its time. CQL's loss takes its targets from the learner's own online
+network.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from maieutic.latent.networks import Mlp
 @torch.no_grad()
 def cql_gradient(
     net: Mlp,
-    target: Mlp,
+    next_target_q_KNA: Tensor,
     both_2NF: Tensor,
     moves_N: Tensor,
     rewards_N: Tensor,
@@ -30,7 +30,8 @@ def cql_gradient(
 ) -> CqlLoss:
     """Set ``grad`` of every parameter of ``net`` and return the loss.
 
-    ``both_2NF``: standardised states and next states, float ``[2, N, F]``.
+    ``both_2NF``: standardised states and next states, float ``[2, N, F]``; ``next_target_q_KNA``: the target critics' values of the
+    next states (they stay still between copies, so the caller computes them once for all rows).
     """
     n, k = both_2NF.shape[1], net.members
     # States and next states pass the online critics together.
@@ -45,7 +46,7 @@ def cql_gradient(
         if i < last:
             kept.append(h.relu_())
     q, next_q = h[:, :n], h[:, n:]
-    y = double_q_targets(rewards_N, done_N, next_q, target(both_2NF[1]), gamma=gamma)
+    y = double_q_targets(rewards_N, done_N, next_q, next_target_q_KNA, gamma=gamma)
     at = moves_N[None, :, None].expand(k, -1, 1)
     chosen = q.gather(-1, at).squeeze(-1)
     # huber(d) = c (d − c/2) with c = clip(d, −1, 1), and c is its derivative.

@@ -119,6 +119,8 @@ class Trainer:
         self._y: Tensor | None = None
         self.bound = data.return_bound()
         self._both = torch.stack([self.all.x, self.all.next_x])
+        if self.target is not None:
+            self._target_q = self.target(self.all.next_x)
 
     def _rows(self) -> Tensor:
         size = min(self.spec.batch_size, len(self.data))
@@ -162,7 +164,7 @@ class Trainer:
         a = self.all
         return cql_gradient(
             self.net,
-            self.target,
+            self._target_q[:, rows],
             self._both[:, rows],
             a.moves[rows],
             a.rewards[rows],
@@ -194,6 +196,7 @@ class Trainer:
         """Copy the critics to the target critics."""
         assert self.target is not None
         torch._foreach_copy_(list(self.target.parameters()), [p.detach() for p in self.params])
+        self._target_q = self.target(self.all.next_x)
 
     def policy(self) -> NetPolicy:
         """The present policy, with its own copy of the weights."""
