@@ -101,7 +101,7 @@ class Learner:
         self.dtype = next(model.parameters()).dtype
         spec = training.optimizer
         forward = PolicyForward(model, training.logit_chunk)
-        self.layout: Layout = self._choose_layout(forward.causal_lm)
+        self.layout, self.hidden_size = self._choose_layout(forward.causal_lm)
         optimizer = torch.optim.AdamW(
             [p for p in forward.parameters() if p.requires_grad],
             lr=spec.lr,
@@ -115,13 +115,15 @@ class Learner:
         """Weights have moved since the caller last set this to False (at the end of a complete step)."""
         self.policy.eval()
 
-    def _choose_layout(self, model: nn.Module) -> Layout:
+    def _choose_layout(self, model: Any) -> tuple[Layout, int]:
+        """The layout, and the model's width where packed micro-batches may have several rows (0: one row only)."""
         if self.recipe.training.packing == "off":
-            return "padded"
+            return "padded", 0
         isolation = isolates(model)
         if not isolation:
             log.warning("sequences are trained unpacked: %s", isolation.reason)
-        return "packed" if isolation else "padded"
+            return "padded", 0
+        return "packed", model.config.hidden_size if isolation.several_rows else 0
 
     @property
     def model(self) -> Any:
@@ -246,7 +248,11 @@ class Learner:
     def _micro_batches(self, rows: Any) -> list[MicroBatch]:
         accelerator = self.accelerator
         plan = make_micro_batches(
-            rows, self.recipe.training.tokens_per_micro_batch, self.layout, accelerator.num_processes
+            rows,
+            self.recipe.training.tokens_per_micro_batch,
+            self.layout,
+            accelerator.num_processes,
+            self.hidden_size,
         )
         return plan[accelerator.process_index]
 
