@@ -152,7 +152,7 @@ async def pushed(model: Any, url: str, folder: Path) -> VllmEngine:
     pool = HttpPool([url], HttpPolicy(timeout_s=60.0), role="tutor", ledger=Ledger())
     engine = VllmEngine(pool)
     try:
-        await engine.start(60.0)
+        await engine.start()
         probe = [[(7 * i + j) % 300 + 4 for j in range(20)] for i in range(2)]
         push = DiskPush(model, engine, folder, probe=probe, score=make_scorer(model, 64), tolerance=TOLERANCE)
         await push.push(5)

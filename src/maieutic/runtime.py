@@ -108,7 +108,7 @@ class Classroom:
         if self.started:
             return
         if isinstance(self.engine, VllmEngine):
-            await self.engine.start(self.recipe.tutor.engine.start_timeout_s)
+            await self.engine.start()
         for chat in self.chats:
             await chat.start()
         self.started = True

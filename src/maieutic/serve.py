@@ -94,7 +94,11 @@ def plan(
     ]
     command += ["--dtype", dtype, "--no-enable-log-requests"]
     # Defaults of vLLM, not of the model's generation_config.json (top-k, penalties): the recipe says how to sample.
-    command += ["--generation-config", "vllm"]
+    command += [
+        "--generation-config",
+        "vllm",
+        "--enable-prompt-tokens-details",
+    ]  # the latter: cached tokens are counted
     environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if recipe.offline or Path(model_dir).exists():
         environment["HF_HUB_OFFLINE"] = "1"

@@ -46,7 +46,12 @@ def connect_pool(spec: EngineSpec, *, role: str, ledger: Ledger, base: Path | No
 def connect_vllm(spec: EngineSpec, *, role: str, ledger: Ledger, base: Path | None = None) -> VllmEngine:
     """A vLLM engine by token ids; its :meth:`~VllmEngine.start` is still to be awaited."""
     pool = connect_pool(spec, role=role, ledger=ledger, base=base)
-    return VllmEngine(pool, price=Price(**spec.price.model_dump()), model=spec.served_name)
+    return VllmEngine(
+        pool,
+        price=Price(**spec.price.model_dump()),
+        model=spec.served_name,
+        start_timeout_s=spec.start_timeout_s,
+    )
 
 
 def connect_chat(

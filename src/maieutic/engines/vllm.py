@@ -26,8 +26,16 @@ class VllmEngine:
     server is healthy.
     """
 
-    def __init__(self, pool: HttpPool, *, price: Price | None = None, model: str | None = None) -> None:
+    def __init__(
+        self,
+        pool: HttpPool,
+        *,
+        price: Price | None = None,
+        model: str | None = None,
+        start_timeout_s: float = 600.0,
+    ) -> None:
         self.pool, self.price, self.model = pool, price or Price(), model
+        self._start_timeout_s = start_timeout_s
         self._version = 0
         self._context: int | None = None
 
@@ -41,13 +49,13 @@ class VllmEngine:
             raise EngineError("the vllm engine was not started: its context limit is not known yet")
         return self._context
 
-    async def start(self, timeout_s: float = 600.0) -> None:
+    async def start(self) -> None:
         """Wait until every server answers ``/health``; learn the model's name and context limit (the smallest counts).
 
         Raises:
-            EngineError: a server is not healthy within ``timeout_s``, or servers serve different models.
+            EngineError: a server is not healthy within ``start_timeout_s``, or servers serve different models.
         """
-        await asyncio.gather(*(self._healthy(url, timeout_s) for url in self.pool.urls))
+        await asyncio.gather(*(self._healthy(url, self._start_timeout_s) for url in self.pool.urls))
         cards = [await self._card(url) for url in self.pool.urls]
         names = {c["id"] for c in cards}
         if self.model is None:
