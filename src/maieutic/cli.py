@@ -15,6 +15,7 @@ import typer
 
 from maieutic import __version__, cli_data, cli_servers
 from maieutic.errors import MaieuticError
+from maieutic.latent.cli import app as latent_app
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,10 +31,15 @@ recipes_app = typer.Typer(help="The recipes that ship with the package.", no_arg
 data_app = typer.Typer(
     help="Problem pairs: build or generate them, measure solve rates, look at them.", no_args_is_help=True
 )
+micro_app = typer.Typer(
+    help="The micro-classroom: tiny tutors and students, trained in minutes.", no_args_is_help=True
+)
 models_app = typer.Typer(help="The small models that can be had without the Hub.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
+app.add_typer(micro_app, name="micro")
+app.add_typer(latent_app, name="latent")
 
 RecipeArg = Annotated[
     str,
@@ -118,6 +124,22 @@ def report(
     from maieutic.report import write_report
 
     typer.echo(str(write_report(run)))
+
+
+@app.command()
+@named_errors
+def view(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of one or several runs.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write (default: view.html in the first run).")
+    ] = None,
+    phase: Annotated[Literal["train", "eval"] | None, typer.Option(help="Only these episodes.")] = None,
+    step: Annotated[list[int] | None, typer.Option(help="Only this step (may be repeated).")] = None,
+) -> None:
+    """Write the transcript viewer: one page that works from a file, no server."""
+    from maieutic.report import write_viewer
+
+    typer.echo(str(write_viewer(runs, out or runs[0] / "view.html", phase=phase, steps=step)))
 
 
 @app.command()
@@ -248,6 +270,26 @@ def data_measure(
         say("stopped; the same command goes on from here")
         raise typer.Exit(130) from None
     typer.echo("\n".join(lines))
+
+
+# --- micro ------------------------------------------------------------------------------------------------------
+
+
+@micro_app.command("build")
+@named_errors
+def micro_build(
+    seed: Annotated[int, typer.Option(help="Everything follows from it.")] = 1,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")] = Path("models/micro"),
+    install: Annotated[
+        bool, typer.Option(help="Then put it in the place of the shipped one (checkouts).")
+    ] = False,
+) -> None:
+    """Make the micro-classroom's models and pairs from nothing."""
+    from maieutic.micro.build import main
+
+    arguments = ["--seed", str(seed), "--out", str(out), *(["--install"] if install else [])]
+    if code := main(arguments):
+        raise typer.Exit(code)
 
 
 cli_data.register(data_app, named_errors)
