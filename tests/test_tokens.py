@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from maieutic.dialogue import Message
 from maieutic.engines.base import Sample
@@ -222,6 +224,38 @@ def test_gemma_gets_system_merged_and_a_leading_user_turn() -> None:
     )
 
 
+def test_two_user_turns_in_a_row_become_one_where_turns_must_alternate() -> None:
+    # The post-test of a hidden tutor, for a student whose template alternates strictly.
+    opening, hidden, question = Message("assistant", "P?"), Message("user", "(hidden)"), Message("user", "Q?")
+    renderer = RENDERERS["gemma"]
+    whole = [Message("user", "Rules."), opening, Message("user", "(hidden)\n\nQ?")]
+    assert renderer.prompt([Message("system", "Rules."), opening, hidden, question]) == own_ids(
+        renderer, whole
+    )
+    # A template that takes them gets them as they are.
+    smollm2 = RENDERERS["smollm2"]
+    apart = [Message("user", "Hi"), opening, hidden, question]
+    assert smollm2.prompt(apart) == own_ids(smollm2, apart)
+
+
+def test_growing_after_an_end_of_turn_that_swallows_white_space() -> None:
+    """Phi-3's ``<|end|>`` takes the white space after it: a reply must not bring it back."""
+    tokenizer = tiny_tokenizer()
+    spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in spec["added_tokens"]:
+        token["rstrip"] = token["content"] == "<|im_end|>"
+    swallowing = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(spec)), eos_token="<|im_end|>", pad_token="<|pad|>"
+    )
+    swallowing.chat_template = tokenizer.chat_template
+    renderer = Renderer(swallowing)
+    said = [Message("user", "hi"), Message("assistant", "yes"), Message("user", "more")]
+    end = renderer.end_of_turn
+    assert end is not None
+    grown = [*renderer.prompt(said[:1]), *renderer.tokenizer.encode("yes", add_special_tokens=False), end]
+    assert grown + renderer.reply_ids(end, "more") == own_ids(renderer, said)
+
+
 def test_a_template_that_drops_the_system_message_silently() -> None:
     dropping = SMOLLM2.replace("{% for m in messages %}", "{% for m in messages if m['role'] != 'system' %}")
     renderer = Renderer(family("smollm2"), chat_template=dropping)
@@ -231,7 +265,9 @@ def test_a_template_that_drops_the_system_message_silently() -> None:
 
 def test_what_cannot_be_rendered_is_an_error_that_names_the_template() -> None:
     with pytest.raises(TemplateError, match=r"roles must alternate|drops"):
-        RENDERERS["gemma"].prompt([Message("user", "a"), Message("user", "b")])
+        RENDERERS["gemma"].prompt(
+            [Message("user", "a"), Message("assistant", "b"), Message("assistant", "c")]
+        )
     upper = SMOLLM2.replace("m['content']", "m['content'] | upper")
     with pytest.raises(TemplateError, match="drops, repeats or reorders"):
         Renderer(family("smollm2"), chat_template=upper)

@@ -103,13 +103,13 @@ class PlainEncoder:
             out.append(text[end:])
         return tuple(out)
 
-    def join(self, parts: Iterable[int | str], *, first: bool) -> list[int]:
+    def join(self, parts: Iterable[int | str], *, first: bool, after: int | None = None) -> list[int]:
         """Ids of control-token ids and plain text; neighbouring texts are tokenised as one run, as in the whole string.
 
-        ``first``: the parts begin the sequence.
+        ``first``: the parts begin the sequence. ``after``: the token that they follow, which may swallow white space.
         """
         ids: list[int] = []
-        run, left = "", False
+        run, left = "", after in self.flags and self.flags[after][1]
         for part in parts:
             if isinstance(part, str):
                 run += part
@@ -167,8 +167,9 @@ class Renderer:
 
     ``thinking`` is passed to the template as ``enable_thinking`` (None: not passed); ``chat_template`` replaces the
     tokenizer's own. A template that refuses or drops a system message gets it merged into the first user turn; one that
-    refuses an opening assistant turn gets :data:`LEADING_USER` (or the system text) before it; whatever still does not
-    render in full is a :class:`~maieutic.errors.TemplateError`.
+    refuses an opening assistant turn gets :data:`LEADING_USER` (or the system text) before it; one that refuses two user
+    turns in a row (a hidden tutor turn, then the question of the post-test) gets them as one; whatever still does not render
+    in full is a :class:`~maieutic.errors.TemplateError`.
     """
 
     def __init__(
@@ -332,7 +333,7 @@ class Renderer:
         if last_id == self.end_of_turn:
             bridge = bridge[bridge.index(last_id) + 1 :]
         parts = [*bridge, _stripped(text, self._user_strip), *self._plain.parse(self._tail)]
-        return self._plain.join(parts, first=False)
+        return self._plain.join(parts, first=False, after=last_id)
 
     # ---- thinking
 
@@ -413,6 +414,18 @@ def _variants(messages: Sequence[Message]) -> list[list[Message]]:
     elif rest and system:
         joined = "\n\n".join(t for t in (system.content, rest[0].content) if t)
         out.append([Message("user", joined), *rest[1:]])
+    return out + [merged for variant in out if len(merged := _alternating(variant)) < len(variant)]
+
+
+def _alternating(messages: Sequence[Message]) -> list[Message]:
+    """Neighbouring user messages as one."""
+    out: list[Message] = []
+    for message in messages:
+        if out and out[-1].role == message.role == "user":
+            texts = (out[-1].content, message.content)
+            out[-1] = Message("user", "\n\n".join(t for t in texts if t))
+        else:
+            out.append(message)
     return out
 
 
