@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maieutic.config import ModelSpec, Recipe, TutorSpec
+from maieutic.config import LoraSpec, ModelSpec, Recipe, TutorSpec
 from maieutic.errors import CheckpointError, ModelError, RecipeError
 from maieutic.models import resolve_model
 from maieutic.training.learner import Reference
@@ -61,16 +61,23 @@ def model_dtype(spec: ModelSpec, device: torch.device) -> Any:
 
 
 def load_model(name: str, dtype: Any, device: torch.device, *, revision: str | None, offline: bool) -> Any:
-    """A causal LM in eval mode on ``device``. Raises :class:`~maieutic.errors.ModelError` when it cannot be loaded."""
+    """A causal LM in eval mode on ``device``. Raises :class:`~maieutic.errors.ModelError` when it cannot be loaded whole."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     where = resolve_model(name, offline)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            where, dtype=dtype, revision=revision, local_files_only=offline
+        model, info = AutoModelForCausalLM.from_pretrained(
+            where, dtype=dtype, revision=revision, local_files_only=offline, output_loading_info=True
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"model {name!r} cannot be loaded: {error}") from error
+    # The library fills what is missing with random numbers and goes on.
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(
+            f"model {name!r} lacks {len(missing)} of its weights (first: {missing[0]}): its files are incomplete, or of "
+            "another architecture"
+        )
     return model.to(device).eval()
 
 
@@ -112,10 +119,8 @@ def _full(
     def initial() -> Any:
         if init is None or not _is_adapter(init):
             return _load(recipe.tutor, init, torch.float32, device, recipe.offline)
-        from peft import PeftModel
-
         base = _load(recipe.tutor, None, torch.float32, device, recipe.offline)
-        return PeftModel.from_pretrained(base, init).merge_and_unload().eval()
+        return _with_adapter(base, init, is_trainable=False).merge_and_unload().eval()
 
     # 32-bit master weights: a step of 1e-6 of a weight's size is lost in 16 bits.
     if weights is None:
@@ -136,7 +141,7 @@ def _adapter(
     weights: Path | None,
     wants_reference: bool,
 ) -> Policy:
-    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft import LoraConfig, get_peft_model
 
     spec = recipe.tutor
     assert spec.lora is not None
@@ -161,10 +166,8 @@ def _adapter(
         except ValueError as error:  # peft's way of saying that no layer matches
             raise RecipeError(f"tutor.lora.targets: {lora.targets!r}: {error}") from error
     else:
-        model = PeftModel.from_pretrained(base, str(source), is_trainable=True)
-        found = model.peft_config["default"].r
-        if found != spec.lora.r:
-            raise RecipeError(f"tutor.lora.r is {spec.lora.r}, but the adapter {source} has rank {found}")
+        model = _with_adapter(base, str(source), is_trainable=True)
+        _require_same_lora(spec.lora, model.peft_config["default"], str(source))
     reference: Reference | None = None
     if wants_reference and starts_from_adapter:
         model.load_adapter(init, _REFERENCE, is_trainable=False)
@@ -174,6 +177,29 @@ def _adapter(
         reference = AdapterReference(None)
     model.eval()
     return Policy(model, tokenizer, reference, base_is_pure=init is None or starts_from_adapter)
+
+
+def _with_adapter(base: Any, source: str, *, is_trainable: bool) -> Any:
+    from peft import PeftModel
+    from safetensors import SafetensorError
+
+    try:
+        return PeftModel.from_pretrained(base, source, is_trainable=is_trainable)
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        raise ModelError(
+            f"the adapter {source} cannot be loaded into {base.config._name_or_path!r}: {error}"
+        ) from error
+
+
+def _require_same_lora(spec: LoraSpec, found: Any, source: str) -> None:
+    """An adapter brings its own settings; a recipe that says otherwise would be ignored in silence."""
+    pairs = [("r", spec.r, found.r), ("alpha", spec.alpha, found.lora_alpha)]
+    pairs.append(("dropout", spec.dropout, found.lora_dropout))
+    if isinstance(spec.targets, list):
+        pairs.append(("targets", sorted(spec.targets), sorted(found.target_modules)))
+    for key, wanted, have in pairs:
+        if wanted != have:
+            raise RecipeError(f"tutor.lora.{key} is {wanted}, but the adapter {source} has {have}")
 
 
 def _load(spec: TutorSpec, init: str | None, dtype: Any, device: torch.device, offline: bool) -> Any:
@@ -189,10 +215,18 @@ def _require(weights: Path, file: str) -> None:
 
 
 def _init_folder(name: str, offline: bool) -> str:
-    """``init_from`` as something to load: a folder (an adapter's has no config.json), else a model's name or Hub id."""
-    if (Path(name) / "adapter_config.json").is_file():
-        return str(Path(name).absolute())
-    return resolve_model(name, offline)
+    """``init_from`` as something to load: a folder (an adapter's has no config.json; of a checkpoint, its ``model`` folder),
+    else a model's name or Hub id."""
+    folder = Path(name)
+    if (folder / "state.json").is_file() and (folder / "model").is_dir():
+        folder /= "model"
+    elif (folder / "checkpoints").is_dir():
+        raise ModelError(
+            f"tutor.init_from: {name} is the folder of a run: name one of the checkpoints in {folder / 'checkpoints'}"
+        )
+    if (folder / "adapter_config.json").is_file():
+        return str(folder.absolute())
+    return resolve_model(name if folder == Path(name) else str(folder.absolute()), offline)
 
 
 def _is_adapter(init: str) -> bool:
