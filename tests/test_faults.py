@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from maieutic.errors import (
     EngineError,
     EngineMismatchError,
     ExclusionLimitError,
+    RunInterrupted,
     SpendingLimitError,
 )
 from maieutic.training import checkpoint, loop
@@ -543,3 +546,35 @@ def test_a_server_with_other_weights_is_refused_at_the_start(tiny_model_dir: Pat
         with pytest.raises(EngineMismatchError, match="policy version 0"):
             loop.run(tutor_recipe(tiny_model_dir, tmp_path, tutor, student))
     assert not list(read_episodes(tmp_path / "run", "train"))
+
+
+# ---- the start -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", ["address file", "health"])
+def test_a_signal_while_servers_are_waited_for_stops_at_once(
+    missing: str, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    url = f"file:{tmp_path}/none.json" if missing == "address file" else "http://127.0.0.1:9"
+    student = {"kind": "vllm", "urls": [url], "start_timeout_s": 600}
+    timer = threading.Timer(3.0, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(RunInterrupted, match="stopped by SIGUSR1; nothing was begun") as stopped:
+            loop.run(recipe_of(tiny_model_dir, tmp_path, student=student))
+    finally:
+        timer.cancel()
+    assert stopped.value.exit_code == 85
+    assert steps(tmp_path / "run") == []
+
+
+def test_a_server_that_never_comes_is_named(tiny_model_dir: Path, tmp_path: Path) -> None:
+    student = {"kind": "vllm", "urls": ["http://127.0.0.1:9"], "start_timeout_s": 0.3}
+    with pytest.raises(EngineError, match="student: http://127.0.0.1:9 is not healthy after 0.3 s"):
+        loop.run(recipe_of(tiny_model_dir, tmp_path, student=student))
+    # The folder may be used again: nothing was begun in it.
+    with InThread(Loopback(speak)) as server:
+        changes = {"training.max_steps": 1}
+        assert (
+            loop.run(recipe_of(tiny_model_dir, tmp_path, student=engine(server), **changes)).state.step == 1
+        )

@@ -7,6 +7,7 @@ another port. The address file appears when the server is healthy and goes when 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
@@ -342,6 +343,25 @@ def resolve_urls(urls: list[str], *, timeout_s: float, base: Path | None = None)
                 )
             time.sleep(0.5)
     return out
+
+
+async def await_addresses(recipe: Recipe) -> None:
+    """Wait until every address file that the recipe names is there; unlike :func:`resolve_urls` it can be cancelled.
+
+    Raises :class:`EngineError` naming the pattern.
+    """
+    engines = [recipe.tutor.engine, recipe.judge.engine, *(s.engine for s in recipe.students)]
+    loop = asyncio.get_running_loop()
+    for engine in engines:
+        deadline = loop.time() + engine.start_timeout_s
+        while True:
+            try:
+                resolve_urls(engine.urls, timeout_s=0.0)
+                break
+            except EngineError:
+                if loop.time() > deadline:
+                    resolve_urls(engine.urls, timeout_s=0.0)
+                await asyncio.sleep(0.5)
 
 
 def _address(file: Path) -> str | None:

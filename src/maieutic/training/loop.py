@@ -30,6 +30,7 @@ from maieutic.errors import (
 from maieutic.problems.splits import ProblemOrder
 from maieutic.rollout import RolloutResult, rollout, rollout_metrics
 from maieutic.runtime import Classroom, Policy, build_classroom, build_policy, resolve_env
+from maieutic.serve import await_addresses
 from maieutic.training import checkpoint, evaluate
 from maieutic.training.checkpoint import TrainState
 from maieutic.training.learner import Learner
@@ -126,7 +127,10 @@ class _Loop:
 
     def run(self, resume: str | None) -> RunOutcome:
         """The whole run."""
-        self._set_up(resume)
+        try:
+            self._set_up(resume)
+        except Cancelled:  # while servers were waited for, or in the probe
+            raise self.signals.interrupted("nothing was begun, and what was saved is untouched") from None
         assert self.reporter is not None
         try:
             while True:
@@ -193,6 +197,7 @@ class _Loop:
         return found, state
 
     def _open_classroom(self, policy: Policy) -> Classroom:
+        self._run(await_addresses(self.recipe))
         classroom = build_classroom(self.recipe, policy)
         # What was spent after the checkpoint was spent all the same.
         classroom.ledger.load(self.folder.usage() or self.state.usage)
