@@ -1,0 +1,95 @@
+"""``maieutic evaluate``: suites of one arm, in order, into a folder that a second start goes on with.
+
+OUT/answers.jsonl        answers of chat models by content hash (shared by all arms)
+OUT/ARM/SUITE.json, .md  results
+OUT/ARM/work/            finished samples, one line each
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from maieutic.errors import RecipeError
+from maieutic.evaluation.config import SUITES, EvaluationRecipe
+from maieutic.evaluation.environment import environment_suite
+from maieutic.evaluation.journal import Progress
+from maieutic.evaluation.mathtutorbench import mathtutorbench_suite
+from maieutic.evaluation.middle_turn import middle_turn_suite
+from maieutic.evaluation.moves_suite import compare_arms, moves_suite
+from maieutic.evaluation.parts import Parts
+from maieutic.evaluation.replay import replay_suite
+from maieutic.evaluation.results import (
+    Compared,
+    SuiteResult,
+    _table,
+    compare,
+    compared_markdown,
+    read_result,
+    write_whole,
+)
+from maieutic.evaluation.retention import retention_suite
+
+Suite = Callable[[Parts, Any, Path, Progress], Awaitable[SuiteResult]]
+RUN: dict[str, Suite] = {
+    "environment": environment_suite,
+    "middle_turn": middle_turn_suite,
+    "mathtutorbench": mathtutorbench_suite,
+    "replay": replay_suite,
+    "moves": moves_suite,
+    "retention": retention_suite,
+}
+assert tuple(RUN) == SUITES
+
+
+def evaluate(
+    recipe: EvaluationRecipe,
+    tutor: str,
+    suites: Sequence[str],
+    out: Path,
+    progress: Callable[[str], Progress] = lambda suite: lambda done, total: None,
+) -> list[Path]:
+    """Run ``suites`` on the arm that ``tutor`` names; returns the result files. Blocks until all is done."""
+    for name in suites:
+        if name not in RUN:
+            raise RecipeError(f"--suite {name}: there is no such suite; there are {', '.join(RUN)}")
+
+    async def run() -> list[Path]:
+        parts = Parts(recipe, out)
+        written = []
+        try:
+            arm = parts.arm(tutor)
+            for name in suites:
+                result = await RUN[name](parts, arm, out / arm.name, progress(name))
+                written.append(result.write(out / arm.name))
+        finally:
+            await parts.close()
+        return written
+
+    return asyncio.run(run())
+
+
+def compare_in(out: Path, first: str, second: str) -> Path:
+    """Paired differences second − first of every suite that both arms have results of: ``OUT/SECOND-minus-FIRST.md``."""
+    text = []
+    for suite in SUITES:
+        files = [out / arm / f"{suite}.json" for arm in (first, second)]
+        if not all(f.is_file() for f in files):
+            continue
+        rows: list[Compared] = compare(*(read_result(f) for f in files))
+        text.append(f"## {suite}\n\n{compared_markdown(first, second, rows)}")
+        if suite == "moves":
+            text.append(_moves(out, first, second))
+    if not text:
+        raise RecipeError(f"{out}: {first} and {second} have no suite in common yet")
+    path = out / f"{second}-minus-{first}.md"
+    write_whole(path, "\n".join(text))
+    return path
+
+
+def _moves(out: Path, first: str, second: str) -> str:
+    results = {arm: read_result(out / arm / "moves.json") for arm in (first, second)}
+    human = results[first]["settings"]["human"]
+    return "**JS distances**\n\n" + "\n".join(_table(compare_arms(results, human))) + "\n"
