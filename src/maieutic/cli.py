@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 import typer
 
-from maieutic import __version__, cli_data, cli_servers
+from maieutic import __version__, cli_data, cli_evaluate, cli_servers
 from maieutic.errors import MaieuticError
 from maieutic.latent.cli import app as latent_app
 
@@ -294,3 +294,4 @@ def micro_build(
 
 cli_data.register(data_app, named_errors)
 cli_servers.register(app, named_errors)
+cli_evaluate.register(app, named_errors)
