@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
+
 from maieutic.config import EnvSpec, StudentSpec
 from maieutic.dialogue import Dialogue, Message, Turn, hidden_view, student_view
 from maieutic.engines.base import ChatModel, Completion, Sampling
@@ -38,6 +41,13 @@ class ModelStudent:
             top_p=sampling.top_p,
             max_tokens=env.post_test_max_tokens,
         )
+
+    def with_persona(self, text: str) -> ModelStudent:
+        """The same student with ``text`` added to its system prompt. ``key`` stays: solve rates are measured without persona."""
+        other = copy(self)
+        literal = text.replace("{", "{{").replace("}", "}}")
+        other._templates = replace(self._templates, student=f"{self._templates.student}\n\n{literal}")
+        return other
 
     async def start(self) -> None:
         """Wait until the model can be asked (servers must be up)."""
