@@ -25,7 +25,8 @@ def parse(argv: Sequence[str]) -> tuple[str, list[str], str | None]:
     parser.add_argument(
         "--resume", metavar="auto|PATH", help="newest checkpoint of the run's folder, or this one"
     )
-    given = parser.parse_args(argv)
+    # Options may stand between the overrides.
+    given = parser.parse_intermixed_args(argv)
     overrides, resume = [], given.resume
     for text in given.overrides:
         key, _, value = text.partition("=")
