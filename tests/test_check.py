@@ -12,6 +12,7 @@ from maieutic.errors import RecipeError
 from maieutic.memory import model_size
 from maieutic.problems import Problem, ProblemPair, SolveRate, write_pairs
 from maieutic.recipe import load_recipe
+from maieutic.tiny import make_tiny_model
 
 RECIPE = """
 name: tiny
@@ -190,3 +191,41 @@ def test_json_and_text_say_the_same(recipe_file: Path) -> None:
     text = "\n".join(r.lines())
     assert "6 for training, 2 held out" in text
     assert f"{data['tokens']['longest_conversation']:,}" in text
+
+
+def test_without_a_transfer_test_the_best_checkpoint_goes_by_the_same_gain(recipe_file: Path) -> None:
+    off = resolve(load_recipe(recipe_file, ["env.transfer=false"]))
+    assert off.checkpoint.best == "eval/same_gain"
+    assert resolve(load_recipe(recipe_file)).checkpoint.best == "eval/transfer_gain"
+    none = resolve(load_recipe(recipe_file, ["env.transfer=false", "checkpoint.best=null"]))
+    assert none.checkpoint.best is None
+    said = check(recipe_file, "env.transfer=false", "checkpoint.best=eval/transfer_gain", with_models=False)
+    assert any("no checkpoint is ever the best" in w for w in said.warnings)
+
+
+def test_a_student_with_too_short_a_context_is_announced(recipe_file: Path, tmp_path: Path) -> None:
+    # Two turns of 60 each; three tutor turns of 50: 270, cut at 250; with the prompt's 100 that is 350.
+    assert not any("student student" in w for w in check(recipe_file).warnings)
+    short = make_tiny_model(tmp_path / "short", max_position_embeddings=349)
+    report = check(recipe_file, f"students.0.model={short}")
+    assert any("student student may have to read and write 350 tokens" in w for w in report.warnings)
+    enough = make_tiny_model(tmp_path / "enough", max_position_embeddings=350)
+    report = check(recipe_file, f"students.0.model={enough}")
+    assert not any("student student" in w for w in report.warnings)
+    # The post-test: 100 + the student's own 120 + 400; with the tutor's turns shown 100 + 250 + 400.
+    for hide, tokens in ((True, 620), (False, 750)):
+        report = check(
+            recipe_file,
+            f"students.0.model={enough}",
+            "env.post_test_max_tokens=400",
+            f"env.hide_tutor={str(hide).lower()}",
+        )
+        assert any(f"read and write {tokens} tokens" in w for w in report.warnings), report.warnings
+
+
+def test_names_that_only_a_run_would_look_up(recipe_file: Path) -> None:
+    report = check(recipe_file, "reward.kind=no_such_module:f", "judge.kind=json:Judge", with_models=False)
+    assert any("reward.kind: cannot import module 'no_such_module'" in e for e in report.errors)
+    assert any("judge.kind: module 'json' has no 'Judge'" in e for e in report.errors)
+    with pytest.raises(RecipeError, match=r"unknown criterion 'cutoff'; did you mean 'cut_off'"):
+        resolve(load_recipe(recipe_file, ["judge.options={skip: [cutoff]}"]))

@@ -223,11 +223,13 @@ def test_paths_beside_the_recipe_do_not_depend_on_the_working_directory(
     (tmp_path / "recipes" / "mine.jsonl").touch()
     path = write(
         tmp_path / "recipes" / "r.yaml",
-        MINIMAL + "problems: {source: mine.jsonl, eval_source: other.jsonl}\n",
+        MINIMAL
+        + "problems: {source: mine.jsonl, eval_source: other.jsonl}\njudge: {kind: llm, model: ./mine.jsonl}\n",
     )
     monkeypatch.chdir(tmp_path)
     r = load_recipe(path)
     assert r.problems.source == str(tmp_path / "recipes" / "mine.jsonl")
+    assert r.judge.model == str(tmp_path / "recipes" / "mine.jsonl")
     assert r.problems.eval_source == "other.jsonl", "nothing beside the recipe: left to the working directory"
     assert r.tutor.model == "org/tutor"
 
@@ -354,6 +356,17 @@ def test_a_bad_override_is_named(minimal: Path, override: str, parts: list[str])
             ["env.conversation_limit is 600", "1162 tokens", "tutor 662", "student 500"],
         ),
         ("env: {gate_names: []}\n", ["env: gates are on but gate_names is empty"]),
+        ("seed: 5000000000\n", ["seed: 5000000000 is not valid", "< 2147483648"]),
+        ("training: {optimizer: {betas: [0.9, 1.0]}}\n", ["training.optimizer.betas.1: 1.0", "< 1"]),
+        ("algorithm: {loss: grpo, clip_low: 2}\n", ["algorithm: clip_low is 2", "must be > 0"]),
+        ("problems: {filter: {lo: 0.1}}\n", ["problems.filter.lo: 0.1", "'low'"]),
+        ("problems: {filter: {low: 0.9, high: 0.1}}\n", ["filter: low 0.9 is above high 0.1"]),
+        ("problems: {eval_filter: {high: 2.0}}\n", ["problems.eval_filter.high: 2.0", "≤ 1"]),
+        ("judge: {kind: rule, model: org/judge}\n", ["judge.model is org/judge but judge.kind is rule"]),
+        ("judge: {kind: llm, model: org/judge, options: {a: 1}}\n", ["judge.options is {'a': 1}"]),
+        ("reward: {options: {penalty: 1}}\n", ["reward.options is {'penalty': 1}", "takes none"]),
+        ("env: {options: {a: 1}}\n", ["env.options is {'a': 1}", "kind tutoring takes none"]),
+        ("algorithm: {options: {detla: 1}}\n", ["algorithm.options is {'detla': 1}", "kind dppo takes none"]),
     ],
 )
 def test_errors_name_file_key_value_and_nearest_name(tmp_path: Path, addition: str, parts: list[str]) -> None:
@@ -361,6 +374,11 @@ def test_errors_name_file_key_value_and_nearest_name(tmp_path: Path, addition: s
     assert "r.yaml" in text
     for part in parts:
         assert part in text, text
+
+
+def test_options_of_tutor_and_students_need_an_own_class(minimal: Path) -> None:
+    assert "tutor.options is {'a': 1}, but kind policy takes none" in error(minimal, "tutor.options={a: 1}")
+    assert "students.options is {'a': 1}, but kind model" in error(minimal, "students.0.options={a: 1}")
 
 
 def test_a_ratio_loss_refuses_top_p(minimal: Path) -> None:

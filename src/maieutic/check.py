@@ -10,7 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from maieutic import memory
-from maieutic.config import Recipe
+from maieutic.config import Recipe, StudentSpec
+from maieutic.env.build import make_judge
+from maieutic.env.imports import load_object
 from maieutic.env.prompts import load_env
 from maieutic.errors import MaieuticError, ProblemDataError, RecipeError
 from maieutic.problems.load import LoadReport, load_problems
@@ -88,7 +90,33 @@ def resolve(recipe: Recipe) -> Recipe:
     except ValidationError as e:
         reasons = "; ".join(i["msg"].removeprefix("Value error, ") for i in e.errors(include_url=False))
         raise RecipeError(f"recipe {recipe.name} in environment {recipe.env.name}: {reasons}") from None
-    return recipe.model_copy(update={"env": env})
+    if recipe.judge.kind == "rule":
+        make_judge(recipe.judge)  # its options are names of criteria
+    changes: dict[str, Any] = {"env": env}
+    if not env.transfer and "best" not in recipe.checkpoint.model_fields_set:
+        # Without a transfer test there is no transfer gain: no checkpoint would ever be the best.
+        changes["checkpoint"] = recipe.checkpoint.model_copy(update={"best": "eval/same_gain"})
+    return recipe.model_copy(update=changes)
+
+
+def own_part_errors(recipe: Recipe) -> list[str]:
+    """What is wrong with the import paths that a recipe names; nothing is called."""
+    paths = [
+        ("tutor.kind", recipe.tutor.kind),
+        *((f"students.{i}.kind", s.kind) for i, s in enumerate(recipe.students)),
+        ("judge.kind", recipe.judge.kind),
+        ("env.kind", recipe.env.kind),
+        ("reward.kind", recipe.reward.kind),
+        ("algorithm.loss", recipe.algorithm.loss),
+    ]
+    errors = []
+    for key, path in paths:
+        try:
+            if ":" in path:
+                load_object(path, key)
+        except RecipeError as error:
+            errors.append(str(error))
+    return errors
 
 
 def student_keys(recipe: Recipe) -> list[StudentKey]:
@@ -115,6 +143,12 @@ def check_recipe(recipe: Recipe, *, with_models: bool = True) -> CheckReport:
         report.warnings.append(
             f"the longest conversation may take {recipe.worst_case_tokens:,} tokens, env.conversation_limit is "
             f"{recipe.env.conversation_limit:,}: such dialogues end as context_limit and count"
+        )
+    report.errors += own_part_errors(recipe)
+    best = recipe.checkpoint.best
+    if best == "eval/transfer_gain" and not recipe.env.transfer:
+        report.warnings.append(
+            f"checkpoint.best is {best}, but env.transfer is off: no checkpoint is ever the best (eval/same_gain is measured)"
         )
     train: list[ProblemPair] = []
     try:
@@ -257,3 +291,19 @@ def _add_models(recipe: Recipe, report: CheckReport) -> None:
             f"a tutor sequence may take {longest:,} tokens, {tutor.model} has a context of {tutor.context:,}: "
             "such dialogues end as context_limit"
         )
+    for spec, student in zip(recipe.students, students, strict=True):
+        needs = longest_student_sequence(recipe, spec)
+        if student is not None and student.context is not None and needs > student.context:
+            report.warnings.append(
+                f"student {spec.name} may have to read and write {needs:,} tokens, {student.model} has a context of "
+                f"{student.context:,}: such episodes are lost (student_failed) and excluded, the longest ones first"
+            )
+
+
+def longest_student_sequence(recipe: Recipe, spec: StudentSpec) -> int:
+    """Upper bound of a student's tokens, in the dialogue or the post-test, if its prompt is as long as the tutor's may be."""
+    env = recipe.env
+    own = (env.max_turns - 1) // 2 * spec.sampling.max_tokens
+    talk = min(own + env.max_turns // 2 * env.tutor_cap, env.conversation_limit)
+    before_test = min(own, talk) if env.hide_tutor else talk
+    return env.prompt_limit + max(talk, before_test + env.post_test_max_tokens)

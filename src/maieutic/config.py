@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 ImportPath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """A user's own class or function: ``package.module:Name``."""
 Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+"""A share that is never all: 1 would keep a moment for ever, or drop every weight."""
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 
@@ -21,6 +23,14 @@ class Section(BaseModel):
     """Base of all sections: unknown keys are errors, values do not change after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+def _own_options(where: str, kind: str, shipped: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Options go to a user's own class or function; with a shipped one they would be ignored in silence."""
+    if options and kind in shipped:
+        raise ValueError(
+            f"{where}.options is {options}, but kind {kind} takes none: they are for your own (module:Name)"
+        )
 
 
 class SamplingSpec(Section):
@@ -107,7 +117,7 @@ class ModelSpec(Section):
 class LoraSpec(Section):
     r: Count = 16
     alpha: Positive = 32
-    dropout: Share = 0.0
+    dropout: Fraction = 0.0
     targets: str | list[str] = "all-linear"
 
 
@@ -126,6 +136,11 @@ class TutorSpec(ModelSpec):
     sampling: SamplingSpec = SamplingSpec(temperature=1.15)
     """``max_tokens`` is ignored: a tutor turn may use ``env.visible_budget + env.thinking_budget`` tokens."""
 
+    @model_validator(mode="after")
+    def _options_used(self) -> Self:
+        _own_options("tutor", self.kind, ("policy",), self.options)
+        return self
+
 
 class StudentSpec(ModelSpec):
     name: str = "student"
@@ -134,6 +149,11 @@ class StudentSpec(ModelSpec):
     weight: Positive = 1.0
     """Share of episodes that this student plays, relative to the other students'."""
     sampling: SamplingSpec = SamplingSpec(temperature=0.6, max_tokens=500)
+
+    @model_validator(mode="after")
+    def _options_used(self) -> Self:
+        _own_options("students", self.kind, ("model",), self.options)
+        return self
 
 
 class JudgeSpec(Section):
@@ -155,6 +175,11 @@ class JudgeSpec(Section):
     def _complete(self) -> Self:
         if self.kind == "llm" and self.model is None:
             raise ValueError("judge.kind is llm but judge.model names no model")
+        if self.kind == "rule" and self.model is not None:
+            raise ValueError(
+                f"judge.model is {self.model} but judge.kind is rule, which asks no model: set kind: llm"
+            )
+        _own_options("judge", self.kind, ("llm",), self.options)
         if self.votes % 2 == 0:
             raise ValueError(f"judge.votes is {self.votes}: a majority needs an odd number")
         return self
@@ -171,6 +196,11 @@ class RewardSpec(Section):
     """Added to a positive gain when the dialogue ended by the end token."""
     think_reward: float = 0.0
     """Times the share of well-formed tutor turns."""
+
+    @model_validator(mode="after")
+    def _options_used(self) -> Self:
+        _own_options("reward", self.kind, ("learning_gain",), self.options)
+        return self
 
 
 class EnvSpec(Section):
@@ -220,7 +250,11 @@ class EnvSpec(Section):
             raise ValueError(f"gate_names lists a gate twice: {self.gate_names}")
         if self.gates != "off" and not self.gate_names:
             raise ValueError("gates are on but gate_names is empty: set gates: off, or name a gate")
+        _own_options("env", self.kind, ("tutoring",), self.options)
         return self
+
+
+RateBand = Literal["none", "train_band", "paper_test"] | dict[Literal["low", "high"], Share]
 
 
 class ProblemsSpec(Section):
@@ -230,9 +264,9 @@ class ProblemsSpec(Section):
     """Split of a Hub data set; None takes ``train``."""
     missing_variant: Literal["error", "drop", "source"] = "error"
     """Rows without a transfer variant: an error, dropped, or tested on the source problem."""
-    filter: Literal["none", "train_band", "paper_test"] | dict[str, float] = "none"
+    filter: RateBand = "none"
     """Named filter on both solve rates, or ``{low: …, high: …}`` (inclusive band)."""
-    eval_filter: Literal["none", "train_band", "paper_test"] | dict[str, float] = "none"
+    eval_filter: RateBand = "none"
     train_size: Count | None = None
     eval_size: Annotated[int, Field(ge=0)] | None = None
     """Held-out pairs, disjoint from training (None: a tenth)."""
@@ -242,6 +276,15 @@ class ProblemsSpec(Section):
     """Seed of the split alone, so that runs with other seeds keep the same held-out pairs."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of a generator."""
+
+    @model_validator(mode="after")
+    def _bands_hold_something(self) -> Self:
+        for name, band in (("filter", self.filter), ("eval_filter", self.eval_filter)):
+            if isinstance(band, dict) and band.get("low", 0) > band.get("high", 1):
+                raise ValueError(
+                    f"{name}: low {band['low']:g} is above high {band.get('high', 1):g}: no rate is kept"
+                )
+        return self
 
 
 class AlgorithmSpec(Section):
@@ -259,10 +302,19 @@ class AlgorithmSpec(Section):
     kl_beta: Annotated[float, Field(ge=0)] = 0.0
     """Coefficient of the KL to the initial policy (0: no reference is computed)."""
 
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        if self.loss == "grpo" and self.clip_low >= 1:
+            raise ValueError(
+                f"clip_low is {self.clip_low:g}: the ratio is clipped from below at 1 − clip_low, which must be > 0"
+            )
+        _own_options("algorithm", self.loss, ("grpo", "dppo"), self.options)
+        return self
+
 
 class OptimizerSpec(Section):
     lr: Positive = 1e-6
-    betas: tuple[Share, Share] = (0.9, 0.95)
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     eps: Positive = 1e-15
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     grad_clip: Positive = 1.0
@@ -337,7 +389,8 @@ class Recipe(Section):
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     arm: str = "dppo"
     """Way of tutoring that is compared (``base | sft | tutorrl | grpo | dppo | reat | latent`` or an ablation's name)."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Below 2³¹: what every random generator takes, with room for a rank's own."""
     output_dir: str = "runs"
     offline: bool = False
     """Never touch the network."""

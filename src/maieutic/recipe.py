@@ -30,6 +30,7 @@ _PATH_KEYS = {
     ("tutor", "chat_template"),
     ("students", "*", "model"),
     ("students", "*", "chat_template"),
+    ("judge", "model"),
     ("problems", "source"),
     ("problems", "eval_source"),
     ("env", "name"),
