@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,28 @@ def test_a_broken_checkpoint_is_a_named_error(tmp_path: Path) -> None:
     (path / "state.json").write_text('{"schema": 99}')
     with pytest.raises(CheckpointError, match="format 99"):
         checkpoint.load_state(path)
+    for text, kind in (("[]", "list"), ("null", "NoneType")):
+        (path / "state.json").write_text(text)
+        with pytest.raises(CheckpointError, match=f"an object is expected, this is {kind}"):
+            checkpoint.load_state(path)
+
+
+def test_a_run_does_not_go_back_to_a_checkpoint_of_another_one(tmp_path: Path) -> None:
+    """It would delete all that it has done since that step."""
+    other, own = tmp_path / "other" / "checkpoints", tmp_path / "own" / "checkpoints"
+    elsewhere = save(other, 1)
+    # A new run may begin there, and a run may go back in its own history.
+    assert checkpoint.find(str(elsewhere), own) == elsewhere
+    first = save(own, 1)
+    save(own, 2)
+    assert checkpoint.find(str(first), own) == first
+    for path in (elsewhere, tmp_path / "other"):
+        with pytest.raises(CheckpointError, match=r"of another run, and \S*own holds a run of its own"):
+            checkpoint.find(str(path), own)
+    shutil.rmtree(own)
+    (tmp_path / "own" / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(CheckpointError, match="of another run"):
+        checkpoint.find(str(elsewhere), own)
 
 
 # ---- the run folder --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +61,24 @@ def test_a_full_disk_names_the_metrics_file(tmp_path: Path) -> None:
     folder.metrics.symlink_to("/dev/full")
     with pytest.raises(RunFolderError, match=r"metrics\.jsonl.*No space left"):
         MetricsFile(folder).write({"train/step": 1})
+
+
+def test_closing_on_a_full_disk_closes_the_trackers_and_keeps_the_runs_own_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    folder = RunFolder(tmp_path)
+    folder.metrics.symlink_to("/dev/full")
+    calls: list[Any] = []
+    tracker = SimpleNamespace(name="wandb", run=FakeRun(calls))
+    trackers = Trackers(SimpleNamespace(trackers=[]), recipe(), folder)
+    trackers._accelerator.trackers = [tracker]
+    with pytest.raises(RunFolderError):
+        trackers.log(1, {"a": 1.0})
+    trackers.finish(1)
+    assert calls == [("finish", 1)]
+    assert "metrics.jsonl could not be closed: No space left on device" in caplog.text
 
 
 class FakeRun:

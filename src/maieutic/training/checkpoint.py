@@ -180,7 +180,7 @@ def _call(function: Callable[..., None], *arguments: Any) -> None:
             sign in text
             for sign in ("No space left", "write failed", "unexpected pos", "os error", "I/O error")
         ):
-            raise OSError(text) from error
+            raise OSError(f"{text} (is the disk full?)") from error
         raise
 
 
@@ -236,7 +236,8 @@ def complete(root: Path) -> list[tuple[int, Path]]:
 def find(resume: str | None, root: Path) -> Path | None:
     """The checkpoint that ``resume`` names: ``auto`` the newest complete one of ``root`` (None: there is none yet), or a path.
 
-    Raises :class:`~maieutic.errors.CheckpointError` for a path without a complete checkpoint.
+    Raises :class:`~maieutic.errors.CheckpointError` for a path without a complete checkpoint, and for one of another run when
+    ``root`` belongs to a run already: going back to it would delete what that run has done.
     """
     if resume is None:
         return None
@@ -244,20 +245,32 @@ def find(resume: str | None, root: Path) -> Path | None:
         found = complete(root)
         return found[-1][1] if found else None
     path = Path(resume)
-    if (path / "state.json").is_file():
-        return path
-    inside = complete(path / "checkpoints") or complete(path)
-    if inside:
-        return inside[-1][1]
-    raise CheckpointError(
-        f"resume: {path} is not a complete checkpoint (a folder step-NNNNNN with state.json)"
-    )
+    if not (path / "state.json").is_file():
+        inside = complete(path / "checkpoints") or complete(path)
+        if not inside:
+            raise CheckpointError(
+                f"resume: {path} is not a complete checkpoint (a folder step-NNNNNN with state.json)"
+            )
+        path = inside[-1][1]
+    if path.resolve().parent != root.resolve() and _belongs_to_a_run(root):
+        raise CheckpointError(
+            f"resume: {path} is a checkpoint of another run, and {root.parent} holds a run of its own: continue that one with "
+            "resume=auto, or go on from this checkpoint under another name (name=<new name>)"
+        )
+    return path
+
+
+def _belongs_to_a_run(root: Path) -> bool:
+    metrics = root.parent / "metrics.jsonl"
+    return bool(complete(root)) or (metrics.is_file() and metrics.stat().st_size > 0)
 
 
 def load_state(path: Path) -> TrainState:
     """``state.json`` of a checkpoint. Raises :class:`~maieutic.errors.CheckpointError` when it cannot be read."""
     try:
         data = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError(f"an object is expected, this is {type(data).__name__}")
         if data.get("schema") != SCHEMA:
             raise CheckpointError(
                 f"{path}: checkpoint format {data.get('schema')!r}, this release reads {SCHEMA}"

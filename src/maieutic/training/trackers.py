@@ -49,11 +49,14 @@ class MetricsFile:
             self._file.flush()
 
     def close(self) -> None:
-        """Close the file; safe to call twice."""
+        """Close the file; safe to call twice. Rows are flushed as they are written: what a full disk refused then has been
+        reported, and closing does not raise it again in place of the run's own error."""
         if self._file is not None:
             file, self._file = self._file, None
-            with named_os_errors(str(self._path)):
+            try:
                 file.close()
+            except OSError as error:
+                log.error("%s could not be closed: %s", self._path, error.strerror or error)
 
 
 class Trackers:
@@ -117,13 +120,15 @@ class Trackers:
         if not self._open:
             return
         self._open = False
-        self._file.close()
-        for tracker in self._accelerator.trackers:
-            if tracker.name == "wandb":
-                tracker.run.finish(exit_code=exit_code)
-            else:
-                tracker.finish()
-        self._accelerator.trackers = []
+        try:
+            for tracker in self._accelerator.trackers:
+                if tracker.name == "wandb":
+                    tracker.run.finish(exit_code=exit_code)
+                else:
+                    tracker.finish()
+        finally:
+            self._accelerator.trackers = []
+            self._file.close()
 
 
 def trackers_of(recipe: Recipe) -> list[str]:
