@@ -80,11 +80,13 @@ class InThread:
     ``stop`` closes its port as a crash would; ``start`` opens the same port again.
     """
 
-    def __init__(self, server: Loopback) -> None:
-        self.server = server
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+    def __init__(self, server: Loopback, beside: InThread | None = None) -> None:
+        """``beside``: share the thread of another one (several engines in process must run in one thread)."""
+        self.server, self._owner = server, beside is None
+        self._loop = asyncio.new_event_loop() if beside is None else beside._loop
+        if beside is None:
+            self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+            self._thread.start()
 
     def start(self) -> None:
         asyncio.run_coroutine_threadsafe(self.server.start(self.server.port), self._loop).result(30)
@@ -98,9 +100,10 @@ class InThread:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        if self._owner:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+            self._loop.close()
 
 
 @asynccontextmanager

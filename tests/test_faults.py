@@ -578,3 +578,54 @@ def test_a_server_that_never_comes_is_named(tiny_model_dir: Path, tmp_path: Path
         assert (
             loop.run(recipe_of(tiny_model_dir, tmp_path, student=engine(server), **changes)).state.step == 1
         )
+
+
+# ---- more than is good ----------------------------------------------------------------------------------------------
+
+
+def test_a_students_endless_reply_ends_the_dialogue_and_is_counted(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """The server ignores ``max_tokens``: 60,000 characters leave no room for another tutor turn."""
+    with InThread(Loopback(lambda body: speak(body) if body.get("n", 1) > 1 else "no " * 20_000)) as server:
+        changes = {"training.max_steps": 1}
+        run = loop.run(recipe_of(tiny_model_dir, tmp_path, student=engine(server), **changes)).folder
+    (row,) = parts.metrics_of(run)
+    assert row["rollout/end_context_limit_share"] == 1 and row["rollout/excluded_share"] == 0
+    for e in read_episodes(run, "train"):
+        assert [t.speaker for t in e.dialogue.turns] == ["student", "tutor", "student"]
+        (segment,) = e.trajectory.segments
+        # The endless turn follows the last sampled token and is no part of what is trained on.
+        assert len(segment.ids) < 1000
+
+
+def test_several_tutor_servers_all_get_every_push_and_share_the_dialogues(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    one, two = TokenServer(tiny_model_dir), TokenServer(tiny_model_dir)
+    thread = InThread(one)
+    with thread, InThread(two, beside=thread), InThread(Loopback(speak)) as student:
+        both = engine(one, "vllm") | {"urls": [one.url, two.url]}
+        changes = {"tutor.lora": None, "tutor.engine": both, "tutor.dtype": "float32"}
+        run = loop.run(recipe_of(tiny_model_dir, tmp_path, student=engine(student), **changes)).folder
+    assert one.reloads == two.reloads == one.resets == two.resets == 3
+    assert_on_policy(run)
+    # A dialogue stays where its prefix is cached: its second prompt goes to the server that had the first.
+    for server in (one, two):
+        prompts = [body["prompt"] for body in server.bodies if body["max_tokens"] == 8]
+        assert prompts
+        longer = [p for p in prompts if any(p[: len(q)] == q and len(p) > len(q) for q in prompts)]
+        assert len(longer) >= len(prompts) // 3
+
+
+def test_one_stale_server_of_two_is_named(tiny_model_dir: Path, tmp_path: Path) -> None:
+    one, two = TokenServer(tiny_model_dir), TokenServer(tiny_model_dir)
+    two.stale = {"model.layers.0.self_attn.q_proj.weight"}
+    thread = InThread(one)
+    with thread, InThread(two, beside=thread), InThread(Loopback(speak)) as student:
+        both = engine(one, "vllm") | {"urls": [one.url, two.url]}
+        changes = {"tutor.lora": None, "tutor.engine": both, "tutor.dtype": "float32"}
+        changes["training.optimizer"] = {"lr": 0.05}
+        with pytest.raises(EngineMismatchError, match=re.escape(two.url)):
+            loop.run(recipe_of(tiny_model_dir, tmp_path, student=engine(student), **changes))
+    assert not list(read_episodes(tmp_path / "run", "train", [2]))
