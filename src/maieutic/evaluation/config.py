@@ -27,8 +27,8 @@ from maieutic.yaml12 import dotted
 SUITES = ("environment", "middle_turn", "mathtutorbench", "replay", "moves", "retention")
 
 
-class ArmSpec(Section):
-    """One way of tutoring. ``policy``: a model by token ids; ``chat``: an endpoint by messages; or a user's own Tutor class."""
+class ArmSettings(Section):
+    """Settings of an arm whose model is still to be named."""
 
     kind: Literal["policy", "chat"] | ImportPath = "policy"
     model: str | None = None
@@ -46,6 +46,10 @@ class ArmSpec(Section):
     """Keyword arguments of a user's own class."""
     inner: ArmSpec | None = None
     """The tutor that a user's own class wraps: it is then called as ``Class(inner, **options)``."""
+
+
+class ArmSpec(ArmSettings):
+    """One way of tutoring. ``policy``: a model by token ids; ``chat``: an endpoint by messages; or a user's own Tutor class."""
 
     @model_validator(mode="after")
     def _named(self) -> Self:
@@ -171,7 +175,7 @@ class EvaluationRecipe(Section):
     experiment: str | None = None
     """Recipe that says environment, students, problems and reward; its training judge is not used unless ``gates`` is unset."""
     experiment_overrides: list[str] = Field(default_factory=list)
-    tutor: ArmSpec | None = None
+    tutor: ArmSettings | None = None
     """Settings of an arm that is named on the command line by path, Hub id or URL (its ``model`` is replaced)."""
     arms: dict[str, ArmSpec] = Field(default_factory=dict)
     gates: JudgeSpec | None = None
@@ -210,7 +214,7 @@ def load_evaluation_recipe(name: str | Path, overrides: Sequence[str] = ()) -> E
     try:
         return EvaluationRecipe.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
-        lines = Field(default_factory=list)
+        lines: list[str] = []
         for item in error.errors(include_url=False):
             key = tuple(p for p in item["loc"] if "[" not in str(p))
             where = next((origins[key[:n]] for n in range(len(key), 0, -1) if key[:n] in origins), str(path))

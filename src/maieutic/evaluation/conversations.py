@@ -171,7 +171,7 @@ def merged(turns: Sequence[Said]) -> list[Said]:
             continue
         if out and out[-1].speaker == said.speaker:
             last = out[-1]
-            intents = [i for i in (last.intent, said.intent) if i]
+            intents = [i for i in (*last.intent.split("+"), said.intent) if i]
             out[-1] = Said(last.speaker, f"{last.text}\n{said.text}", "+".join(dict.fromkeys(intents)))
         else:
             out.append(said)

@@ -41,9 +41,9 @@ PROMPTS = {
 When nothing is left to do, write {end_token} at the end of your message.""",
     "evaluation_aware": """You are tutoring a student, in conversation. Write your next message to them and nothing else.
 
-You are rated on three things. Scaffolding: where the student cannot go on alone, make the next step reachable. Rigour: where
-the \ student can do more, raise the demand (have them explain, justify, check themselves, work alone, take a harder case).
-Over-help: never \ give more support than the student needs at that moment, and never do their thinking for them.
+You are rated on three things. Scaffolding: where the student cannot go on alone, make the next step reachable. Rigour: where \
+the student can do more, raise the demand (have them explain, justify, check themselves, work alone, take a harder case). \
+Over-help: never give more support than the student needs at that moment, and never do their thinking for them.
 
 When nothing is left to do, write {end_token} at the end of your message.""",
     "student": """You are a student in a tutoring session; you are not an assistant. What the session is about: {context}
@@ -55,8 +55,8 @@ For orientation, this is how the real session went on. Do not repeat it: it show
 {reference}
 </reference>
 
-Answer the tutor's last message as this student would, briefly, with the mistakes and gaps that they have. Write only what you
-say.""",
+Answer the tutor's last message as this student would, briefly, with the mistakes and gaps that they have. Write only \
+what you say.""",
 }
 
 SCHEMA: dict[str, Any] = {
