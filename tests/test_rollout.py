@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ def episode(slot: Slot, reward: float | None = 1.0, exclusion: str | None = None
 
 
 def play_all(
-    play: Any, names: str = "ab", group_size: int = 2, retries: int = 1, **options: Any
+    play: Any, names: Sequence[str] = "ab", group_size: int = 2, retries: int = 1, **options: Any
 ) -> RolloutResult:
     settings = {"phase": "train", "step": 3, "run_seed": 7} | options
     return asyncio.run(
@@ -90,8 +91,17 @@ def test_a_pair_that_occurs_twice_makes_two_groups_with_other_seeds() -> None:
         return episode(slot)
 
     result = play_all(play, names="aa")
-    assert [g[0].group_id for g in result.groups] == ["train-3-a", "train-3-a-1"]
+    assert [g[0].group_id for g in result.groups] == ["train-3-a", "train-3.1-a"]
     assert len({e.seed for e in result.episodes}) == 4
+
+
+def test_no_pair_id_can_make_two_groups_one() -> None:
+    async def play(slot: Slot) -> Episode:
+        return episode(slot)
+
+    result = play_all(play, names=["a", "a", "a-1", "a/0", "1-a", ".1-a"])
+    assert len({g[0].group_id for g in result.groups}) == 6
+    assert len({e.id for e in result.episodes}) == len(result.episodes) == 12
 
 
 def test_lost_episodes_are_retried_with_a_fresh_seed_and_unknown_ones_are_not() -> None:
@@ -190,6 +200,25 @@ def test_metrics_of_a_rollout_by_hand() -> None:
     }
     assert {k: values[k] for k in expected} == pytest.approx(expected)
     assert "correctness_reject_rate" not in values and "same_gain" not in values
+
+
+def test_an_excluded_episode_enters_no_reward_metric_even_if_it_has_a_reward() -> None:
+    async def play(slot: Slot) -> Episode:
+        test = PostTest("transfer", True, ["1", "2"], ["right", "wrong"])
+        made = episode(slot, reward=0.2, post_test=test)
+        made.exclusion = "unknown:leakage" if slot.index else None
+        gain = float(slot.index)
+        made.reward = RewardBreakdown(gain, gated=False, pre=0.5 * gain, post=gain, gain=gain)
+        return made
+
+    values = rollout_metrics(play_all(play), unknown_reward=-0.2)
+    assert {k: values[k] for k in ("reward", "transfer_gain", "pre", "post", "excluded_share")} == {
+        "reward": 0.0,
+        "transfer_gain": 0.0,
+        "pre": 0.0,
+        "post": 0.0,
+        "excluded_share": 0.5,
+    }
 
 
 def test_a_rollout_without_a_counted_episode_has_no_reward_metric() -> None:

@@ -111,7 +111,8 @@ async def rollout(
             for pair in pairs:
                 occurrence = seen[pair.id]
                 seen[pair.id] += 1
-                group_id = f"{phase}-{step}-{pair.id}" + (f"-{occurrence}" if occurrence else "")
+                # Before the pair's id, which may hold anything: two groups must never share an id, and so a baseline.
+                group_id = f"{phase}-{step}" + (f".{occurrence}" if occurrence else "") + f"-{pair.id}"
                 tasks += [
                     group.create_task(one(pair, group_id, occurrence, index)) for index in range(group_size)
                 ]
