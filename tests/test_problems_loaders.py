@@ -199,12 +199,42 @@ def test_nested_rows_from_parquet(tmp_path: Path) -> None:
         ),
         ([{"id": "a", "source": {"text": "x", "answer": "1"}, "extra": 1}], r"column 'extra'"),
         ([], "holds no rows"),
+        (
+            [{"id": "a", "source": {"text": "x", "answer": " "}}],
+            r"p\.jsonl:1: column 'source\.answer': is blank",
+        ),
+        ([{"id": "\t", "source": {"text": "x", "answer": "1"}}], r"p\.jsonl:1: column 'id': is blank"),
+        (
+            [{"id": "a", "source": {"text": "\ud800", "answer": "1"}}],
+            r"'source\.text': holds half a surrogate",
+        ),
+        ([{"problem": "x", "answer": "\ud800"}], r"p\.jsonl:1: column 'answer': holds half a surrogate"),
+        (
+            [{"problem": "x", "answer": "1", "transfer_problem": "\ud800", "transfer_answer": "1"}],
+            r"column 'transfer_problem': holds half",
+        ),
+        (
+            [{"id": "a", "source": {"text": "x", "answer": "1", "rates": [1, 2]}}],
+            r"p\.jsonl:1: column 'source\.rates': rates by student expected",
+        ),
+        (
+            [{"id": "a", "source": {"text": "x", "answer": "1"}, "provenance": "{x"}],
+            r"p\.jsonl:1: column 'provenance': not JSON",
+        ),
+        (['{"problem": "x", "answer": ' + "9" * 5000 + "}"], r"p\.jsonl:1: not readable JSON"),
+        (["[" * 100_000], r"p\.jsonl:1: not readable JSON"),
     ],
 )
 def test_bad_rows_name_file_row_and_column(tmp_path: Path, rows: list[Any], message: str) -> None:
     path = jsonl(tmp_path / "p.jsonl", rows)
     with pytest.raises(ProblemDataError, match=message):
         read_pairs(str(path))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"problem": "x", "answer": "1"}) + "\n", encoding="utf-8-sig")
+    assert [p.source.text for p in read_pairs(str(path))] == ["x"]
 
 
 def test_sources_that_are_not_there(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def _find(source: str, base_dir: Path | None) -> Path | None:
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        with path.open(encoding="utf-8") as f:
+        with path.open(encoding="utf-8-sig") as f:
             for number, line in enumerate(f, start=1):
                 if not line.strip():
                     continue
@@ -119,6 +119,11 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     row = json.loads(line)
                 except json.JSONDecodeError as e:
                     raise ProblemDataError(f"{where}: not JSON: {e.msg} (column {e.colno})") from None
+                except (
+                    ValueError,
+                    RecursionError,
+                ) as e:  # a number of thousands of digits, brackets without end
+                    raise ProblemDataError(f"{where}: not readable JSON: {e}") from None
                 if not isinstance(row, dict):
                     raise ProblemDataError(f"{where}: a row is an object, this is {type(row).__name__}")
                 yield where, row
@@ -226,20 +231,28 @@ def _nested(where: str, row: dict[str, Any]) -> ProblemPair:
         if isinstance(clean.get(side), Mapping):
             inner = {k: v for k, v in clean[side].items() if v is not None}
             if "rates" in inner:
-                inner["rates"] = {k: v for k, v in dict(inner["rates"]).items() if v is not None}
+                try:
+                    rates = dict(inner["rates"])
+                except (TypeError, ValueError):
+                    raise ProblemDataError(
+                        f"{where}: column '{side}.rates': rates by student expected, not {inner['rates']!r:.80}"
+                    ) from None
+                inner["rates"] = {k: v for k, v in rates.items() if v is not None}
             clean[side] = inner
     if clean.get("provenance") is None:
         clean.pop("provenance", None)
     elif isinstance(clean["provenance"], str):
-        clean["provenance"] = json.loads(clean["provenance"])
+        clean["provenance"] = _provenance(where, clean["provenance"])
     try:
         return ProblemPair.model_validate(clean)
     except ValidationError as e:
         item = e.errors(include_url=False)[0]
         column = ".".join(str(p) for p in item["loc"])
-        raise ProblemDataError(
-            f"{where}: column {column!r}: {item['msg']} (value {item['input']!r:.80})"
-        ) from None
+        raise ProblemDataError(f"{where}: column {column!r}: {_message(item)}") from None
+
+
+def _message(item: Mapping[str, Any]) -> str:
+    return f"{item['msg'].removeprefix('Value error, ')} (value {item['input']!r:.80})"
 
 
 def _flat(where: str, row: dict[str, Any], number: int, name: str) -> ProblemPair:
@@ -250,7 +263,9 @@ def _flat(where: str, row: dict[str, Any], number: int, name: str) -> ProblemPai
             raise ProblemDataError(
                 f"{where}: no column {column!r}{hint}; columns: {', '.join(map(str, row))}"
             )
-    source = Problem(
+    source = _problem(
+        where,
+        "",
         text=_text(where, row, "problem"),
         answer=_text(where, row, "answer"),
         solution=_optional(where, row, "solution"),
@@ -261,7 +276,9 @@ def _flat(where: str, row: dict[str, Any], number: int, name: str) -> ProblemPai
     transfer = None
     # A variant without an answer cannot be graded: it counts as missing.
     if text is not None and answer is not None:
-        transfer = Problem(
+        transfer = _problem(
+            where,
+            "transfer_",
             text=text,
             answer=answer,
             solution=_optional(where, row, "transfer_solution"),
@@ -280,6 +297,16 @@ def _flat(where: str, row: dict[str, Any], number: int, name: str) -> ProblemPai
         transfer=transfer,
         provenance=provenance,
     )
+
+
+def _problem(where: str, prefix: str, **values: Any) -> Problem:
+    try:
+        return Problem(**values)
+    except ValidationError as e:  # text that is no Unicode
+        item = e.errors(include_url=False)[0]
+        field = str(item["loc"][0])
+        column = prefix + ("problem" if field == "text" else field)
+        raise ProblemDataError(f"{where}: column {column!r}: {_message(item)}") from None
 
 
 def _provenance(where: str, value: Any) -> Any:

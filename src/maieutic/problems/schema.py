@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from maieutic.errors import SolveRateError
+
+
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half a surrogate pair, which no tokenizer takes") from None
+    return text
+
+
+def _filled(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is blank")
+    return text
+
+
+Unicode = Annotated[str, AfterValidator(_unicode)]
+Filled = Annotated[Unicode, AfterValidator(_filled)]
+"""Text that is more than white space."""
 
 
 class StudentKey(BaseModel):
@@ -47,9 +66,9 @@ class Problem(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    text: str = Field(min_length=1)
-    answer: str = Field(min_length=1)
-    solution: str | None = None
+    text: Filled
+    answer: Filled
+    solution: Unicode | None = None
     rates: dict[str, SolveRate] = Field(default_factory=dict)
 
     def rate(self, key: StudentKey) -> SolveRate:
@@ -69,7 +88,7 @@ class ProblemPair(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    id: str = Field(min_length=1)
+    id: Filled
     source: Problem
     transfer: Problem | None = None
     provenance: dict[str, Any] = Field(default_factory=dict)

@@ -193,8 +193,11 @@ def _with_adapter(base: Any, source: str, *, is_trainable: bool) -> Any:
 
 def _require_same_lora(spec: LoraSpec, found: Any, source: str) -> None:
     """An adapter brings its own settings; a recipe that says otherwise would be ignored in silence."""
-    pairs = [("r", spec.r, found.r), ("alpha", spec.alpha, found.lora_alpha)]
-    pairs.append(("dropout", spec.dropout, found.lora_dropout))
+    pairs: list[tuple[str, Any, Any]] = [
+        ("r", spec.r, found.r),
+        ("alpha", spec.alpha, found.lora_alpha),
+        ("dropout", spec.dropout, found.lora_dropout),
+    ]
     if isinstance(spec.targets, list):
         pairs.append(("targets", sorted(spec.targets), sorted(found.target_modules)))
     for key, wanted, have in pairs:
