@@ -303,3 +303,17 @@ def test_two_arms_are_compared_paired(world: Loopback, tmp_path: Path) -> None:
     assert rows["transfer_gain"].p_holm == 1.0
     text = compare_in(tmp_path / "out", "api", "twin").read_text()
     assert "| transfer_gain | 0 | 0.000 … 0.000 | 1 | 1 | 12 |" in text
+
+
+def test_moves_and_thinking_of_two_arms_are_compared(world: Loopback, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "r", world.url)
+    data = json.loads(recipe.read_text())
+    data["arms"]["twin"] = data["arms"]["api"]
+    recipe.write_text(json.dumps(data))
+    for arm in ("api", "twin"):
+        run(recipe, tmp_path / "out", "replay", "moves", arm=arm)
+    text = compare_in(tmp_path / "out", "api", "twin").read_text()
+    assert "| api (plain) | 0 |" in text and "Discovery fingerprint, plain" in text
+    assert "| plain:thinking_tokens_per_turn | 0 | 0 | – |" in text, (
+        "no ratio where the reference does not think"
+    )

@@ -137,9 +137,11 @@ class MathTutorBenchSuite(Section):
 
 class ReplaySuite(Section):
     source: str | None = None
-    """``moments.jsonl`` of a TutorMoments release, or a file of that format."""
+    """``moments.jsonl`` of a TutorMoments release, a file of that format, or a Hub id."""
     limit: Count | None = None
-    max_turns: Annotated[int, Field(ge=2)] = 10
+    config: str = "moments"
+    """Configuration of a Hub data set."""
+    max_turns: Annotated[int, Field(ge=2)] = 5
     """Generated turns of both sides together."""
     prompts: list[Literal["plain", "evaluation_aware"]] = Field(default=["plain", "evaluation_aware"])
     prompts_folder: str | None = None

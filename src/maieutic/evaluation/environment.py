@@ -17,7 +17,7 @@ from maieutic.evaluation.cache import costs, summed
 from maieutic.evaluation.journal import Journal, Progress, SampleFailed, run_all
 from maieutic.evaluation.parts import Parts
 from maieutic.evaluation.results import SuiteResult, digest
-from maieutic.evaluation.tutor_arm import Arm, identity
+from maieutic.evaluation.tutor_arm import Arm, identity, token_notes
 from maieutic.problems import ProblemPair, load_problems
 from maieutic.problems.measure import measure
 from maieutic.rollout import lost
@@ -97,7 +97,15 @@ async def environment_suite(
 
     items = [(f"{pair.id}/{i}", (pair, i)) for pair in pairs for i in range(spec.samples)]
     samples, failed = await run_all(items, play, journal, concurrency=recipe.concurrency, progress=progress)
-    return summarise(SuiteResult("environment", arm.name, settings, samples=samples, failed=failed))
+    result = SuiteResult(
+        "environment", arm.name, settings, samples=samples, failed=failed, notes=token_notes(arm)
+    )
+    trained, gates = parts.experiment.judge, recipe.gates or parts.experiment.judge
+    if gates.kind == "llm" and (gates.kind, gates.model) == (trained.kind, trained.model):
+        result.notes.append(
+            "The gates are judged by the judge of training: set gates to another one for a result to stand on."
+        )
+    return summarise(result)
 
 
 async def _pairs(parts: Parts, students: list[Student], folder: Path) -> list[ProblemPair]:

@@ -21,7 +21,7 @@ from maieutic.evaluation.ped_rm import RewardModel, load_reward_model, reward_me
 from maieutic.evaluation.ratings import rate
 from maieutic.evaluation.results import SuiteResult, digest
 from maieutic.evaluation.statistics import win_rate
-from maieutic.evaluation.tutor_arm import Arm, fingerprint, identity
+from maieutic.evaluation.tutor_arm import Arm, fingerprint, identity, token_notes
 from maieutic.seeds import derive
 from maieutic.transcripts import _flat
 
@@ -90,7 +90,9 @@ async def middle_turn_suite(
 
     items = [(f"{c.source}/{c.id}/{i}", (c, i)) for c in cuts for i in range(spec.samples)]
     samples, failed = await run_all(items, speak, journal, concurrency=recipe.concurrency, progress=progress)
-    result = SuiteResult("middle_turn", arm.name, settings, samples=samples, failed=failed)
+    result = SuiteResult(
+        "middle_turn", arm.name, settings, samples=samples, failed=failed, notes=token_notes(arm)
+    )
     if spec.reward:
         assert reward is not None
         by_key = dict(items)

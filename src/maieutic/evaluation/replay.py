@@ -28,7 +28,7 @@ from maieutic.evaluation.journal import Journal, Progress, SampleFailed, run_all
 from maieutic.evaluation.parts import Parts
 from maieutic.evaluation.results import SuiteResult, digest
 from maieutic.evaluation.structured import ask
-from maieutic.evaluation.tutor_arm import Arm, identity
+from maieutic.evaluation.tutor_arm import Arm, identity, token_notes
 from maieutic.seeds import derive
 from maieutic.transcripts import _flat
 
@@ -172,9 +172,8 @@ async def replay_suite(
     recipe, spec, env = parts.recipe, parts.recipe.replay, parts.env
     if spec.source is None:
         raise RecipeError("replay.source: name a file of moments")
-    moments = [parse_moment(where, row) for where, row in rows_of(spec.source, offline=recipe.offline)][
-        : spec.limit
-    ]
+    rows = rows_of(spec.source, config=spec.config, offline=recipe.offline)
+    moments = [parse_moment(where, row) for where, row in rows][: spec.limit]
     chat, judge = parts.independent_student(), parts.judge()
     await parts.start()
     prompts = {name: _prompt(name, spec.prompts_folder) for name in [*spec.prompts, "student"]}
@@ -184,7 +183,7 @@ async def replay_suite(
         n: arm.tutor(replace(env.templates, tutor=prompts[n]), env_spec) for n in spec.prompts
     }
     settings = {
-        "suite": spec.model_dump(mode="json", exclude={"source", "prompts_folder"}),
+        "suite": spec.model_dump(mode="json", exclude={"source", "config", "prompts_folder"}),
         "seed": recipe.seed,
         "arm": identity(arm.spec),
         "student": recipe.student.model_dump(mode="json", exclude={"engine"}) if recipe.student else None,
@@ -216,7 +215,8 @@ async def replay_suite(
     items = [(f"{m.id}/{p}", (m, p)) for m in moments for p in spec.prompts]
     samples, failed = await run_all(items, play, journal, concurrency=recipe.concurrency, progress=progress)
     return summarise(
-        SuiteResult("replay", arm.name, settings, samples=samples, failed=failed), list(spec.prompts)
+        SuiteResult("replay", arm.name, settings, samples=samples, failed=failed, notes=token_notes(arm)),
+        list(spec.prompts),
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from maieutic.errors import RecipeError
+from maieutic.evaluation import moves
 from maieutic.evaluation.config import SUITES, EvaluationRecipe
 from maieutic.evaluation.environment import environment_suite
 from maieutic.evaluation.journal import Progress
@@ -20,7 +21,7 @@ from maieutic.evaluation.mathtutorbench import mathtutorbench_suite
 from maieutic.evaluation.middle_turn import middle_turn_suite
 from maieutic.evaluation.moves_suite import compare_arms, moves_suite
 from maieutic.evaluation.parts import Parts
-from maieutic.evaluation.replay import replay_suite
+from maieutic.evaluation.replay import replay_suite, thinking_ratios
 from maieutic.evaluation.results import (
     Compared,
     SuiteResult,
@@ -80,6 +81,8 @@ def compare_in(out: Path, first: str, second: str) -> Path:
             continue
         rows: list[Compared] = compare(*(read_result(f) for f in files))
         text.append(f"## {suite}\n\n{compared_markdown(first, second, rows)}")
+        if suite in ("replay", "middle_turn"):
+            text.append(_thinking(out, suite, first, second))
         if suite == "moves":
             text.append(_moves(out, first, second))
     if not text:
@@ -89,7 +92,31 @@ def compare_in(out: Path, first: str, second: str) -> Path:
     return path
 
 
+def _thinking(out: Path, suite: str, first: str, second: str) -> str:
+    """Thinking tokens a turn over those of ``first`` (Table 3)."""
+    metrics = {arm: read_result(out / arm / f"{suite}.json")["metrics"] for arm in (first, second)}
+    table = {}
+    for name in metrics[first]:
+        if name.endswith("thinking_tokens_per_turn") and name in metrics[second]:
+            thinking = {arm: m[name]["value"] for arm, m in metrics.items()}
+            ratios = thinking_ratios(thinking, first)
+            table[name] = {**thinking, "ratio": ratios[second]}
+    return "**Thinking tokens a turn**\n\n" + "\n".join(_table(table)) + "\n" if table else ""
+
+
 def _moves(out: Path, first: str, second: str) -> str:
     results = {arm: read_result(out / arm / "moves.json") for arm in (first, second)}
     human = results[first]["settings"]["human"]
-    return "**JS distances**\n\n" + "\n".join(_table(compare_arms(results, human))) + "\n"
+    parts = ["**JS distances**", "", *_table(compare_arms(results, human))]
+    tables = {arm: r["tables"]["moves"] for arm, r in results.items()}
+    for prompt in tables[first]:
+        if prompt in tables[second]:
+            base, trained = ([tables[arm][prompt][x] for x in moves.LETTERS] for arm in (first, second))
+            for title, letters in (("Constraint", moves.CONSTRAINT), ("Discovery", moves.DISCOVERY)):
+                found = moves.fingerprint(base, trained, letters)
+                rows = {
+                    k: {first: v["base"], second: v["trained"], "change": v["change"]}
+                    for k, v in found.items()
+                }
+                parts += ["", f"**{title} fingerprint, {prompt}**", "", *_table(rows)]
+    return "\n".join(parts) + "\n"

@@ -133,6 +133,17 @@ class Arm:
                 await close()
 
 
+def token_notes(arm: Arm) -> list[str]:
+    """What a reader must know of the arm's token counts."""
+    if arm.own is not None:
+        return ["Token counts are those that the arm's own class reports."]
+    if arm.engine is None:
+        return [
+            "Visible tokens are the endpoint's completion tokens, thinking included: it does not tell them apart."
+        ]
+    return []
+
+
 def _sampling(spec: ArmSpec) -> Sampling:
     return Sampling(spec.sampling.temperature, spec.sampling.top_p, spec.sampling.max_tokens)
 
