@@ -182,6 +182,10 @@ def test_a_folder_with_a_run_is_not_used_twice(tmp_path: Path) -> None:
     folder.prepare(made, resuming=False)
     assert folder.recipe.is_file() and folder.checkpoints.is_dir() and folder.transcripts.is_dir()
     folder.prepare(made, resuming=False)  # a run that failed before its first number does not block the name
+    for opened in ("maieutic", "wandb"):  # by trackers, before the start-up probe that failed
+        (folder.root / opened).mkdir()
+        (folder.root / opened / "events").write_text("x")
+    folder.prepare(made, resuming=False)
     folder.metrics.write_text("{}\n")
     with pytest.raises(RunFolderError, match="resume=auto, or start another with name="):
         folder.prepare(made, resuming=False)

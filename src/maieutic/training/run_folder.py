@@ -16,7 +16,7 @@ from maieutic.recipe import dump_recipe
 from maieutic.transcripts import TranscriptWriter
 
 # What a run that failed before its first number leaves: another try may use the folder.
-_START_UP_FILES = ("recipe.yaml", "log.txt", "wandb_id", "usage.json", "push", "endpoints")
+_START_UP_FILES = ("recipe.yaml", "log.txt", "wandb", "wandb_id", "usage.json", "push", "endpoints")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
@@ -54,7 +54,7 @@ class RunFolder:
         Raises :class:`~maieutic.errors.RunFolderError` when it cannot be written, or when it already holds a run that
         is not being resumed: two runs never mix in one folder.
         """
-        if not resuming and self.root.exists() and self._holds_a_run():
+        if not resuming and self.root.exists() and self._holds_a_run(recipe.tracking.project):
             raise RunFolderError(
                 f"{self.root} already holds a run: continue it with resume=auto, or start another with name=<new name>"
             )
@@ -63,11 +63,13 @@ class RunFolder:
                 folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.recipe, dump_recipe(recipe))
 
-    def _holds_a_run(self) -> bool:
+    def _holds_a_run(self, project: str) -> bool:
+        """``project``: trackers open a folder of this name before the first number."""
         if not self.root.is_dir():
             raise RunFolderError(f"{self.root} is not a folder: choose another output_dir or name")
+        begun = {*_START_UP_FILES, project}
         with named_os_errors(f"the run folder {self.root}"):
-            return any(_has_content(path) for path in self.root.iterdir() if path.name not in _START_UP_FILES)
+            return any(_has_content(path) for path in self.root.iterdir() if path.name not in begun)
 
     def usage(self) -> dict[str, dict[str, float]]:
         """What the run's servers were asked so far, by role; empty when nothing was kept."""
