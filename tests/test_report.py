@@ -216,6 +216,34 @@ def test_a_broken_transcript_and_a_disagreement_are_noticed(run: tuple[Path, lis
         write_viewer([path], path / "view.html")
 
 
+def test_a_report_is_written_whatever_stands_in_the_files(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(
+        "name: [1]\nstudents: 3\ntutor: null\nenv: x\ntraining: {max_steps: x}\n"
+    )
+    rows = [
+        '{"train/step": 1, "rollout/reward": 1e308}',
+        '{"train/step": 2, "rollout/reward": -1e308}',
+        '{"train/step": 3, "rollout/reward": ' + "9" * 400 + "}",
+        '{"train/step": 1e999, "rollout/reward": 1}',
+        '{"train/step": 4, "rollout/reward": 0.5, "train/loss": "x"}',
+        "null",
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
+    (tmp_path / "transcripts").mkdir()
+    (tmp_path / "transcripts" / "train-step-000004.jsonl").write_text('{"schema": 1}\n')
+    data = load_run(tmp_path)
+    assert [(step, row["rollout/reward"]) for step, row in data.rows] == [
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, 0.5),
+    ]
+    assert any("line 4 is cut or broken" in n for n in data.notices)
+    assert any("step 4 (train): a line is no episode" in n for n in data.notices)
+    assert data.last is not None and data.last.values == {"reward": 0.5}
+    assert "line 4 is cut or broken" in write_report(tmp_path).read_text()
+
+
 def test_training_steps_stand_in_where_there_is_no_evaluation(tmp_path: Path) -> None:
     writer = TranscriptWriter(tmp_path, arm="grpo")
     for step in (1, 2, 3):

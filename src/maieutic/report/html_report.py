@@ -46,7 +46,8 @@ def _head(data: RunData) -> str:
 
 def _facts(data: RunData) -> list[tuple[str, str]]:
     """What was run, as far as the recipe says."""
-    students = data.get("students") or []
+    students = data.get("students")
+    students = students if isinstance(students, list) else []
     named = [f"{s.get('model')} ({s.get('name', 'student')})" for s in students if isinstance(s, dict)]
     judge = " ".join(str(v) for k in ("kind", "model") if (v := data.get(f"judge.{k}")) is not None)
     seconds = [row["time/step"] for _, row in data.rows if row.get("time/step") is not None]

@@ -17,6 +17,7 @@ from maieutic.transcripts import read_transcripts, transcript_steps
 
 STEP_KEYS = ("train/step", "step")
 """Names of the step axis in a metrics row, the first that is there counts."""
+_LARGEST = 1e300
 PHASE_PREFIX = {"train": "rollout/", "eval": "eval/"}
 
 
@@ -141,7 +142,7 @@ def _read_metrics(data: RunData) -> None:
         try:
             row = json.loads(raw)
             step = int(next(row[key] for key in STEP_KEYS if key in row))
-        except (ValueError, TypeError, StopIteration):
+        except (ValueError, TypeError, OverflowError, StopIteration):
             data.notices.append(
                 f"metrics.jsonl, line {number} is cut or broken and left out (a kill can cut the last line)."
             )
@@ -152,7 +153,8 @@ def _read_metrics(data: RunData) -> None:
 
 
 def _finite(value: Any) -> float | None:
-    if isinstance(value, int | float) and math.isfinite(value):
+    # Compared, not converted: JSON has whole numbers that no float holds, and a curve's range must be finite too.
+    if isinstance(value, int | float) and -_LARGEST < value < _LARGEST:
         return float(value)
     return None
 
@@ -164,8 +166,14 @@ def _moment(data: RunData, phase: Phase, step: int) -> Moment:
         for line in read_transcripts(data.path, phase, [step]):
             line.pop("tokens", None)
             lines.append(line)
-    except TranscriptError as error:
-        data.notices.append(f"Transcripts left out: {error}")
+        values = summarise(lines)
+    except (TranscriptError, KeyError, TypeError, AttributeError) as error:
+        what = (
+            error
+            if isinstance(error, TranscriptError)
+            else f"step {step} ({phase}): a line is no episode ({error!r})"
+        )
+        data.notices.append(f"Transcripts left out: {what}")
         lines = []
     prefix = PHASE_PREFIX[phase]
     logged = {
@@ -181,7 +189,6 @@ def _moment(data: RunData, phase: Phase, step: int) -> Moment:
                 f"Step {step} ({phase}) has no readable transcripts: its numbers are from metrics.jsonl."
             )
         return Moment(phase, step, logged)
-    values = summarise(lines)
     for name, value in values.items():
         if name in logged and not math.isclose(value, logged[name], rel_tol=1e-6, abs_tol=1e-9):
             data.notices.append(
