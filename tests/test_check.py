@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from maieutic.check import check_recipe, resolve, student_keys
 from maieutic.errors import RecipeError
@@ -13,6 +15,7 @@ from maieutic.memory import model_size
 from maieutic.problems import Problem, ProblemPair, SolveRate, write_pairs
 from maieutic.recipe import load_recipe
 from maieutic.tiny import make_tiny_model
+from maieutic.training.policy import FrozenReference, build_policy
 
 RECIPE = """
 name: tiny
@@ -139,6 +142,33 @@ def test_memory_depends_on_what_is_trained(recipe_file: Path) -> None:
         "the frozen student needs its own"
     )
     assert full.memory_bytes["optimizer"] == 2 * full.memory_bytes["gradients"]
+
+
+@pytest.mark.parametrize("lora", ["{r: 4}", "null"])
+def test_memory_of_what_is_trained_is_that_of_the_policy_in_16_bits_too(recipe_file: Path, lora: str) -> None:
+    overrides = ["tutor.dtype=bfloat16", f"tutor.lora={lora}", "algorithm.kl_beta=0.1", "offline=true"]
+    estimate = check(recipe_file, *overrides).memory_bytes
+    policy = build_policy(resolve(load_recipe(recipe_file, overrides)), torch.device("cpu"))
+
+    def bytes_of(parameters: Iterable[torch.nn.Parameter]) -> int:
+        return sum(p.numel() * p.element_size() for p in parameters)
+
+    trained = [p for p in policy.model.parameters() if p.requires_grad]
+    assert estimate["tutor weights"] == bytes_of(policy.model.parameters())
+    assert estimate["gradients"] == bytes_of(trained)
+    assert estimate["optimizer"] == 2 * bytes_of(trained)
+    if lora == "null":
+        assert isinstance(policy.reference, FrozenReference)
+        assert estimate["reference weights"] == bytes_of(policy.reference.forward.parameters())
+    else:
+        assert "reference weights" not in estimate
+
+
+def test_a_judge_in_process_needs_memory(recipe_file: Path, tmp_path: Path) -> None:
+    judge = make_tiny_model(tmp_path / "judge", hidden_size=32)
+    said = check(recipe_file, f"judge={{kind: llm, model: {judge}, dtype: bfloat16}}")
+    assert said.memory_bytes["judge weights"] == 2 * said.models[str(judge)]["parameters"]
+    assert "judge weights" not in check(recipe_file).memory_bytes
 
 
 def test_a_model_that_is_not_here_is_one_warning(

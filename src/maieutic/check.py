@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from maieutic import memory
-from maieutic.config import Recipe, StudentSpec
+from maieutic.config import ModelSpec, Recipe, StudentSpec
 from maieutic.env.build import make_judge
 from maieutic.env.imports import load_object
 from maieutic.env.prompts import load_env
@@ -274,7 +274,13 @@ def _add_models(recipe: Recipe, report: CheckReport) -> None:
         else (size(s) if s.kind == "model" and s.engine.kind != "chat" else None)
         for s in recipe.students
     ]
-    for m in [tutor, *students]:
+    asked = recipe.judge.kind == "llm" and recipe.judge.engine.kind != "chat"
+    judge = (
+        size(ModelSpec(model=recipe.judge.model, dtype=recipe.judge.dtype))
+        if asked and recipe.judge.model is not None
+        else None
+    )
+    for m in [tutor, *students, judge]:
         if m is not None and m.model not in report.models:
             report.models[m.model] = {
                 "parameters": m.parameters,
@@ -284,7 +290,7 @@ def _add_models(recipe: Recipe, report: CheckReport) -> None:
             }
     if tutor is None:
         return
-    report.memory_bytes = memory.estimate(recipe, tutor, students)
+    report.memory_bytes = memory.estimate(recipe, tutor, students, judge)
     longest = recipe.env.prompt_limit + min(recipe.worst_case_tokens, recipe.env.conversation_limit)
     if tutor.context is not None and longest > tutor.context:
         report.warnings.append(

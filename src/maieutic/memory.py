@@ -88,34 +88,46 @@ def _adapter_parameters(model: Any, lora: LoraSpec) -> int:
     return total
 
 
-def estimate(recipe: Recipe, tutor: ModelSize, students: list[ModelSize | None]) -> dict[str, int]:
+def estimate(
+    recipe: Recipe, tutor: ModelSize, students: list[ModelSize | None], judge: ModelSize | None = None
+) -> dict[str, int]:
     """Bytes in the trainer's process, by purpose, all models in process. Rough: activations are within a factor of two.
 
-    A frozen student that is the tutor's own model shares its weights when only an adapter is trained.
+    What is trained is fp32 whatever the dtype of the recipe: the whole model in a full fine-tune, the adapter with LoRA. A frozen
+    student that is the tutor's own model shares its weights when only an adapter is trained.
     """
     training = recipe.training
-    size = _BYTES[tutor.dtype]
-    trained = tutor.adapter_parameters or tutor.parameters
+    full = recipe.tutor.lora is None
+    size = 4 if full else _BYTES[tutor.dtype]
+    trained = tutor.parameters if full else tutor.adapter_parameters
     in_process = recipe.tutor.engine.kind == "hf"
     others = {
         s.model: s
         for s, spec in zip(students, recipe.students, strict=True)
         if s is not None and spec.engine.kind == "hf" and not (recipe.tutor.lora and s.model == tutor.model)
     }
+    judged_here = judge is not None and recipe.judge.engine.kind == "hf" and judge.model not in others
+    judges = judge.weight_bytes if judge is not None and judged_here else 0
     # with checkpointing each layer keeps its input, and one layer's inner activations (about 16 hidden widths) are alive
     widths = tutor.layers + 16 if training.gradient_checkpointing else 16 * tutor.layers
     out = {
-        "tutor weights": tutor.weight_bytes,
-        "gradients": trained * size,
-        "optimizer": 2 * trained * size,
+        "tutor weights": size * tutor.parameters + 4 * tutor.adapter_parameters,
+        "gradients": 4 * trained,
+        "optimizer": 2 * 4 * trained,
         "activations": training.tokens_per_micro_batch * tutor.hidden * widths * size,
         "logits": 3 * training.logit_chunk * tutor.vocabulary * 4,
         "student weights": sum(s.weight_bytes for s in others.values()),
+        "judge weights": judges,
     }
     if in_process:
         episodes = training.problems_per_step * training.group_size
         most = episodes * (recipe.env.prompt_limit + recipe.env.conversation_limit)
-        out["key-value cache"] = min(recipe.tutor.engine.cache_tokens, most) * tutor.cache_bytes_per_token
-    if recipe.algorithm.kl_beta > 0 and recipe.tutor.lora is None:
-        out["reference weights"] = tutor.weight_bytes
+        out["key-value cache"] = (
+            min(recipe.tutor.engine.cache_tokens, most)
+            * tutor.cache_bytes_per_token
+            * size
+            // _BYTES[tutor.dtype]
+        )
+    if recipe.algorithm.kl_beta > 0 and full:
+        out["reference weights"] = size * tutor.parameters
     return {name: n for name, n in out.items() if n}
