@@ -116,33 +116,6 @@ def check(
 
 
 @app.command()
-@named_errors
-def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/smollm2-dppo.")],
-) -> None:
-    """Write report.html of a run again."""
-    from maieutic.report import write_report
-
-    typer.echo(str(write_report(run)))
-
-
-@app.command()
-@named_errors
-def view(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of one or several runs.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File to write (default: view.html in the first run).")
-    ] = None,
-    phase: Annotated[Literal["train", "eval"] | None, typer.Option(help="Only these episodes.")] = None,
-    step: Annotated[list[int] | None, typer.Option(help="Only this step (may be repeated).")] = None,
-) -> None:
-    """Write the transcript viewer: one page that works from a file, no server."""
-    from maieutic.report import write_viewer
-
-    typer.echo(str(write_viewer(runs, out or runs[0] / "view.html", phase=phase, steps=step)))
-
-
-@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)

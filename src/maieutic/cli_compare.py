@@ -1,8 +1,9 @@
-"""``maieutic sft``, ``sweep``, ``compare`` and ``chat``: baselines and the comparison."""
+"""``maieutic report``, ``sft``, ``sweep`` and ``chat``: baselines and the comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,7 +17,48 @@ Overrides = Annotated[
 
 def register(app: typer.Typer, named_errors: Named) -> None:
     """Add the commands to the ``maieutic`` command."""
+    app.command()(named_errors(report))
     app.command()(named_errors(sft))
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, such as runs/smollm2-dppo.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Compare the runs' held-out evaluations, and write it here."),
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="Arm that the others are compared with.")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="The evaluation after this step (else the last one).")
+    ] = None,
+    allow_solution: Annotated[
+        bool, typer.Option("--allow-solution", help="Compare arms of which only some see the solution.")
+    ] = False,
+    allow_different: Annotated[
+        bool, typer.Option("--allow-different", help="Compare arms that were measured differently.")
+    ] = False,
+) -> None:
+    """Write report.html of a run again; with --out compare several runs: Markdown, HTML and JSON."""
+    from maieutic.errors import RecipeError
+
+    if out is None:
+        if len(runs) > 1 or base or step is not None:
+            raise RecipeError("name a folder with --out to compare runs")
+        from maieutic.report import write_report
+
+        typer.echo(str(write_report(runs[0])))
+        return
+    from maieutic.report.comparison import compare_arms, load_arms, write_comparison
+
+    found = compare_arms(
+        load_arms(runs, step=step), base, allow_solution=allow_solution, allow_different=allow_different
+    )
+    for notice in found.notices:
+        typer.secho(notice, fg=typer.colors.YELLOW, err=True)
+    for path in write_comparison(found, out).values():
+        typer.echo(str(path))
 
 
 def sft(

@@ -136,6 +136,8 @@ def episode_to_json(episode: Episode, *, arm: str | None = None, tokens: bool = 
         "timing": _plain(episode.timing),
         "token_record": _token_record(episode.trajectory),
     }
+    if episode.extra_tests:
+        out["extra_tests"] = {which: _post_test_to_json(t) for which, t in episode.extra_tests.items()}
     if tokens and isinstance(episode.trajectory, Trajectory):
         out["tokens"] = _plain(episode.trajectory.to_json())
     return out
@@ -228,6 +230,9 @@ def _episode(data: dict[str, Any]) -> Episode:
         pre=_number(data.get("pre", None if reward is None else reward.get("pre"))),
         verdicts={gate: _build(Verdict, v, f"verdict {gate!r}") for gate, v in verdicts.items()},
         post_test=None if post is None else _build(PostTest, post, "post_test"),
+        extra_tests={
+            w: _build(PostTest, t, f"extra test {w!r}") for w, t in data.get("extra_tests", {}).items()
+        },
         reward=None if reward is None else _reward_from_json(reward),
         exclusion=_get(data, "exclusion", "the line"),
         error=_get(data, "error", "the line"),
