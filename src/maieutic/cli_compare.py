@@ -19,6 +19,7 @@ def register(app: typer.Typer, named_errors: Named) -> None:
     """Add the commands to the ``maieutic`` command."""
     app.command()(named_errors(report))
     app.command()(named_errors(sft))
+    app.command()(named_errors(sweep))
 
 
 def report(
@@ -74,3 +75,45 @@ def sft(
     from maieutic.training.sft import run_sft
 
     typer.echo("\n".join(run_sft(loaded).lines()))
+
+
+def sweep(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A file, or a shipped one such as compare/cpu.")
+    ],
+    overrides: Overrides = None,
+    task: Annotated[
+        int | None, typer.Option(help="Run this task only, and write no report (a SLURM array's element).")
+    ] = None,
+    list_tasks: Annotated[bool, typer.Option("--list", help="Print the tasks and their numbers.")] = False,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Report what is done.")] = False,
+    allow_solution: Annotated[
+        bool, typer.Option("--allow-solution", help="Compare arms of which only some see the solution.")
+    ] = False,
+    allow_different: Annotated[
+        bool, typer.Option("--allow-different", help="Compare arms that were measured differently.")
+    ] = False,
+) -> None:
+    """Train arms × seeds, measure all with one instrument, and compare them. Goes on where it stopped."""
+    from maieutic import sweep as sweeping
+    from maieutic.errors import RecipeError
+
+    loaded = sweeping.load_sweep_recipe(recipe, overrides or [])
+    todo = sweeping.tasks(loaded)
+    if list_tasks:
+        for number, one in enumerate(todo):
+            typer.echo(f"{number}\t{one.name}\t{'done' if sweeping.done(loaded, one) else 'to do'}")
+        return
+    if task is not None:
+        if not 0 <= task < len(todo):
+            raise RecipeError(f"--task {task}: there are tasks 0 to {len(todo) - 1}")
+        sweeping.run_task(loaded, todo[task])
+        typer.echo(f"{todo[task].name}: done")
+        return
+    failed = 0 if report_only else sweeping.run_sweep(loaded, lambda text: typer.echo(text, err=True))
+    for path in sweeping.report(
+        loaded, allow_solution=allow_solution, allow_different=allow_different
+    ).values():
+        typer.echo(str(path))
+    if failed:
+        raise typer.Exit(1)

@@ -19,7 +19,7 @@ KINDS: tuple[Kind, ...] = ("envs", "recipes", "data")
 _PACKAGE = Path(__file__).resolve().parent
 
 _RECIPE_SUFFIXES = (".yaml", ".yml")
-_NOT_RECIPES = ("accelerate", "data", "evaluation", "latent", "sft", "compare")
+_NOT_RECIPES = ("accelerate", "data", "evaluation", "latent", "sft", "compare", "base")
 """Folders under `recipes/` whose files configure a launcher and are not experiments."""
 
 
