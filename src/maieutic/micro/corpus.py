@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from maieutic.config import EnvSpec
@@ -15,6 +15,9 @@ from maieutic.dialogue import BLANK, HIDDEN, Message
 from maieutic.env.prompts import EnvTemplates, load_env
 from maieutic.micro import speech
 from maieutic.micro.scripts import (
+    JUDGEMENTS,
+    LESSON,
+    MENDING,
     TALKATIVE,
     Move,
     StudentScript,
@@ -24,7 +27,7 @@ from maieutic.micro.scripts import (
     solve,
     tutor_move,
 )
-from maieutic.micro.world import OPS, MicroProblem, make_problem
+from maieutic.micro.world import OPS, Family, Method, MicroProblem, make_problem, step1, step2, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +61,34 @@ def _said(role: str, text: str, learn: bool = False) -> Said:
     return Said(Message(role, text), learn)  # type: ignore[arg-type]
 
 
-def _blind(rng: random.Random) -> tuple[MicroProblem, MicroProblem]:
+def _any_method(rng: random.Random) -> Method:
+    return rng.choice(OPS[1]), rng.choice(OPS[2])
+
+
+def _blind(rng: random.Random, family: Family | None = None) -> tuple[MicroProblem, MicroProblem]:
     """A problem of any story, and what the tutor of a student's corpus takes it for: a method that the story does not tell."""
-    p = make_problem(rng)
-    return p, p.with_method(rng.choice(OPS[1]), rng.choice(OPS[2]))
+    p = make_problem(rng, family=family)
+    return p, p.with_method(*_any_method(rng))
 
 
 def student_document(rng: random.Random, traits: Traits) -> Document:
     """A cold attempt, a dialogue, or a dialogue with a post-test (tutor hidden or visible, same or new problem)."""
     t, _ = prompts()
-    p, truth = _blind(rng)
     kind = rng.random()
-    if kind < 0.15:
-        answer = solve(p, rng.choice(OPS[1]), rng.choice(OPS[2]), rng, traits)
+    if kind < 0.12:
+        return _mending(rng, traits)
+    p, truth = _blind(rng)
+    if kind < 0.2:
+        answer = solve(p, *_any_method(rng), rng, traits)
         return [
             _said("system", t.student_system(p.text)),
             _said("user", t.cold_question(p.text)),
             _said("assistant", answer, True),
         ]
-    with_test, hidden, same = kind >= 0.45, rng.random() < 0.5, rng.random() < 0.35
-    weights = TALKATIVE if with_test and not hidden else None
+    with_test, hidden, same = kind >= 0.36, rng.random() < 0.55, rng.random() < 0.2
+    weights = TALKATIVE if with_test and not hidden else LESSON
     turns, student = dialogue(
-        p, rng, rng.choice([1, 1, 2, 3, 4, 4]), truth=truth, traits=traits, weights=weights
+        p, rng, rng.choice([1, 1, 2, 2, 3, 4]), truth=truth, traits=traits, weights=weights
     )
     document = [_said("system", t.student_system(p.text)), _said("assistant", t.opening(p.text))]
     for move, reply in turns:
@@ -93,6 +102,55 @@ def student_document(rng: random.Random, traits: Traits) -> Document:
         q = p if same else make_problem(rng, family=p.family if rng.random() < 0.8 else None)
         document.append(_said("user", t.question(q.text, same=same)))
         document.append(_said("assistant", student.answer(q, same=same, hidden=hidden), True))
+    return document
+
+
+def _mending(rng: random.Random, traits: Traits) -> Document:
+    """A dialogue with more errors than the student makes, so that it hears about them; it learns only how it mends them."""
+    t, _ = prompts()
+    hasty = replace(traits, slip=0.35, extra=0.8, stop=0.7)
+    while True:
+        p, truth = _blind(rng, rng.choice(("two", "three", "extra", "extra")))
+        turns, _ = dialogue(p, rng, rng.choice([2, 3, 4]), truth=truth, traits=hasty, weights=MENDING)
+        document = [_said("system", t.student_system(p.text)), _said("assistant", t.opening(p.text))]
+        for move, reply in turns:
+            assert reply is not None  # these tables have no end
+            document.append(_said("user", move.text))
+            document.append(_said("assistant", reply, move.kind in JUDGEMENTS))
+        if any(said.learn for said in document):
+            return document
+
+
+def first_document(rng: random.Random) -> Document:
+    """What the students read first: two-step stories, every operation known from the words, no slips and no choice.
+
+    Three quarters are post-tests, after own words about both steps (tutor hidden) or after the tutor's (visible); the rest are
+    two cues that are followed. Without this the second operation is hardly learned: in whole dialogues it is rare and noisy.
+    """
+    t, _ = prompts()
+    p, q = (make_problem(rng, family="two").with_method(*_any_method(rng)) for _ in range(2))
+    q = q.with_method(p.op1, p.op2)
+    r1, r2 = p.results(p.op1, p.op2)
+    first, then = step1(p.a, p.op1, p.b, r1), step2(r1, p.op2, p.c, r2)
+    document = [_said("system", t.student_system(p.text)), _said("assistant", t.opening(p.text))]
+    kind = rng.random()
+    if kind < 0.25:
+        for step, op, reply in ((1, p.op1, first), (2, p.op2, then)):
+            document += [
+                _said("user", rng.choice(speech.CUES[step, op])),
+                _said("assistant", reply, True),
+            ]
+        return document
+    if kind < 0.5:
+        document += [_said("user", HIDDEN), _said("assistant", f"{first} {then}")]
+    elif kind < 0.75:
+        document += [_said("user", HIDDEN), _said("assistant", first)]
+        document += [_said("user", HIDDEN), _said("assistant", then)]
+    else:
+        told = speech.name_both(p.op1, p.op2) if kind < 0.9 else speech.tell(p, p.op1, p.op2)
+        document += [_said("user", told), _said("assistant", rng.choice(speech.OKS))]
+    answer = f"{work(q, q.op1, q.op2)} {speech.box(q.answer)}"
+    document += [_said("user", t.question(q.text, same=False)), _said("assistant", answer, True)]
     return document
 
 

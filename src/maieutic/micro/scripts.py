@@ -61,12 +61,14 @@ class Traits:
     stop: float = 0.25
     mend: float = 0.93
     """Mends what a precise hint points at."""
+    carry: float = 0.97
+    """Uses the operation of its own words, or of the tutor's where it sees them, in the post-test."""
 
 
 STUDENTS = {
-    "student": Traits(),
+    "student": Traits(cue=0.78),
     "student-b": Traits(
-        cue=0.62, restate=0.6, restate_late=0.3, switch=0.8, probe=0.5, slip=0.2, extra=0.42, stop=0.15
+        cue=0.66, restate=0.6, restate_late=0.3, switch=0.8, probe=0.5, slip=0.2, extra=0.42, stop=0.15
     ),
 }
 
@@ -187,8 +189,14 @@ class StudentScript:
         if same and known is not None and self._chance(0.9):
             return speech.box(known)
         ops = self.own if hidden else self.own | self.heard
-        op1, op2 = (ops[s] if s in ops and self._chance(0.9) else self.rng.choice(OPS[s]) for s in (1, 2))
-        return solve(q, op1, op2, self.rng, self.traits, uses_extra=self.uses_extra, stops=self.stops)
+        op1, op2 = (
+            ops[s] if s in ops and self._chance(self.traits.carry) else self.rng.choice(OPS[s])
+            for s in (1, 2)
+        )
+        extra, stops = self.uses_extra, self.stops
+        if self.told is not None and not hidden:  # a way that it sees written out shows what counts, too
+            extra = stops = False
+        return solve(q, op1, op2, self.rng, self.traits, uses_extra=extra, stops=stops)
 
 
 def solve(
@@ -223,15 +231,28 @@ AFTER: dict[str, float] = dict(
     ask2=0.09, tellx=0.02, namex=0.02, chat=0.03, end=0.10, confirm=0.06, judge=0.10, probe=0.03,
 )  # fmt: skip
 """The mixture of teaching and telling that the untrained tutor imitates, before and after a first attempt (``x``: wrong)."""
-TALKATIVE: dict[str, float] = {**AFTER, "name": 0.35, "tell": 0.18, "end": 0.03}
+Weights = tuple[dict[str, float], dict[str, float]]
+LESSON: Weights = (
+    dict(cue1=0.24, cue2=0.2, ask1=0.1, ask2=0.08, name=0.16, name1=0.05, tell=0.1, tell1=0.03, chat=0.03, end=0.01),
+    dict(cue1=0.08, cue2=0.24, ask1=0.04, ask2=0.1, name=0.06, name1=0.02, name2=0.03, tell=0.05, tell1=0.01, chat=0.02,
+         end=0.06, confirm=0.03, judge=0.22, probe=0.04),
+)  # fmt: skip
+"""For the students' lessons: both steps come up, and what is wrong with them. (The tutor's method is random there.)"""
+MENDING: Weights = (dict(cue1=0.6, cue2=0.25, ask1=0.15), dict(judge=0.75, cue2=0.25))
+"""For lessons about errors: what comes after an attempt is mostly a judgement of it."""
+JUDGEMENTS = ("flag", "count", "needed", "left", "probe")
+TALKATIVE: Weights = (
+    dict(name=0.36, name1=0.08, tell=0.28, tell1=0.03, cue1=0.1, cue2=0.08, ask1=0.04, ask2=0.03),
+    dict(name=0.28, name1=0.05, name2=0.1, tell=0.18, cue1=0.06, cue2=0.12, ask2=0.05, judge=0.12, end=0.04),
+)  # fmt: skip
 """For the students' visible post-tests, which need more telling to learn from."""
 
 
 def tutor_move(
-    p: MicroProblem, student: StudentScript, rng: random.Random, weights: dict[str, float] | None = None
+    p: MicroProblem, student: StudentScript, rng: random.Random, weights: Weights = (BEFORE, AFTER)
 ) -> Move:
     """A scripted tutor turn about ``p`` (the truth, as far as this tutor is concerned)."""
-    table = weights or (AFTER if student.last else BEFORE)
+    table = weights[bool(student.last)]
     k = rng.choices(list(table), list(table.values()))[0]
     op1, op2 = p.op1, p.op2
     if k in ("tellx", "namex"):
@@ -298,7 +319,7 @@ def dialogue(
     *,
     truth: MicroProblem | None = None,
     traits: Traits | None = None,
-    weights: dict[str, float] | None = None,
+    weights: Weights = (BEFORE, AFTER),
 ) -> tuple[list[tuple[Move, str | None]], StudentScript]:
     """A scripted dialogue [(tutor, student)], the student's last reply None after the end token. ``truth``: what the tutor
     takes ``p`` for (the students' corpora give it a random method: they must follow words, not stories)."""
