@@ -75,6 +75,16 @@ def test_mathdial_names_and_errors() -> None:
         parse_mathdial("here", {"conversation": "Teacher: a"})
 
 
+def test_dialogues_of_one_problem_share_their_cluster(tmp_path: Path) -> None:
+    row = {"qid": 5, "question": "Q", "conversation": "Teacher: a|EOM|Student: b"}
+    file = tmp_path / "m.jsonl"
+    file.write_text("".join(json.dumps(row | {"scenario": n}) + "\n" for n in (1, 1, 2)))
+    found = load_dialogues(DialogueSet(format="mathdial", source=str(file)))
+    assert [d.id for d in found] == ["5-1", "5-1#2", "5-2"] and {d.group for d in found} == {"5"}
+    cut = middle_cut(found[1])
+    assert cut is not None and (cut.id, cut.group) == ("5-1#2", "5")
+
+
 # ---- merging and cutting -------------------------------------------------------------------------------------------------
 
 

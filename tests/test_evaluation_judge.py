@@ -160,6 +160,32 @@ def test_command_on_the_rule_judge(tmp_path: Path) -> None:
     assert "| false_claim | correctness |" in (tmp_path / "judge.md").read_text()
 
 
+def test_judges_and_people_are_compared(tmp_path: Path) -> None:
+    runner = CliRunner()
+    assert runner.invoke(app, ["evaluate-judge", "rule", "--out", str(tmp_path / "a")]).exit_code == 0
+    people = tmp_path / "people.csv"
+    ids = [i.id for i in load_planted()]
+    rows = [f"{i},leakage,{'reject' if n % 2 else 'OK'},ann" for n, i in enumerate(ids[:10])]
+    people.write_text("\n".join(["id,gate,label,rater", *rows]) + "\n")
+    command = [
+        "evaluate-judge",
+        "rule",
+        "--out",
+        str(tmp_path / "b"),
+        "--other",
+        str(tmp_path / "a" / "judge.json"),
+    ]
+    result = runner.invoke(app, [*command, "--human", str(people)])
+    assert result.exit_code == 0, result.output
+    table = json.loads((tmp_path / "b" / "judge.json").read_text())["tables"]["agreement on leakage"]
+    assert table["judge ~ rule"]["kappa"] == 1.0, "the same judge twice"
+    assert table["labels ~ ann"]["items"] == 10 and table["judge ~ labels"]["items"] > 60
+    assert table["all"]["alpha"] is not None
+    people.write_text("id,gate,label,rater\nx,leakage,maybe,ann\n")
+    result = runner.invoke(app, [*command, "--human", str(people)])
+    assert result.exit_code == 2 and "label (ok or reject)" in result.output
+
+
 # ---- what judges answer ----------------------------------------------------------------------------------------------------
 
 

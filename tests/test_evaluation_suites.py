@@ -317,3 +317,14 @@ def test_moves_and_thinking_of_two_arms_are_compared(world: Loopback, tmp_path: 
     assert "| plain:thinking_tokens_per_turn | 0 | 0 | – |" in text, (
         "no ratio where the reference does not think"
     )
+
+
+def test_one_evaluation_at_a_time(world: Loopback, tmp_path: Path) -> None:
+    from filelock import FileLock
+
+    (tmp_path / "out").mkdir()
+    with (
+        FileLock(tmp_path / "out" / ".lock"),
+        pytest.raises(RunFolderError, match="another evaluation writes there"),
+    ):
+        run(write_recipe(tmp_path / "r", world.url), tmp_path / "out", "retention")

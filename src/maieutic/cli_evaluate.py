@@ -121,6 +121,12 @@ def evaluate_judge(
     probes: Annotated[
         bool, typer.Option("--probes", help="Also change position and length, and count flips.")
     ] = False,
+    other: Annotated[
+        list[Path] | None, typer.Option(help="judge.json of another judge, for agreement (several times).")
+    ] = None,
+    human: Annotated[
+        Path | None, typer.Option(help="Labels of people (.jsonl, .csv): id, gate, label, rater.")
+    ] = None,
     env: Annotated[str, typer.Option(help="Environment whose rubrics an LLM judge reads.")] = "near_transfer",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for judge.json and judge.md.")] = Path(
         "evaluations/judge"
@@ -139,6 +145,8 @@ def evaluate_judge(
         probes=probes,
         env=env,
         concurrency=concurrency,
+        others=other or [],
+        human=human,
     )
     typer.echo(
         json.dumps({g: row["finding"] for g, row in result.tables["gates"].items()}, ensure_ascii=False)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ class HumanDialogue:
     turns: tuple[Said, ...]
     solution: str = ""
     source: str = ""
+    group: str = ""
+    """The problem by its id in the set: several dialogues may be about one. "" where the set has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Cut:
     source: str
     before: tuple[Said, ...]
     human: str
+    group: str = ""
 
     def dialogue(self, opening: str) -> Dialogue:
         """What a tutor is handed: the scripted opening that states the problem, then ``before``.
@@ -100,7 +104,17 @@ def load_dialogues(spec: DialogueSet, *, offline: bool = False) -> list[HumanDia
         if spec.questions is not None:
             questions = eedi_questions(rows_of(spec.questions, offline=offline))
         found = parse_eedi(rows, questions)
-    return found[: spec.limit]
+    return _unique(found[: spec.limit])
+
+
+def _unique(dialogues: list[HumanDialogue]) -> list[HumanDialogue]:
+    """Dialogues of one id told apart: the second becomes ``id#2``."""
+    seen: Counter[str] = Counter()
+    out = []
+    for d in dialogues:
+        seen[d.id] += 1
+        out.append(d if seen[d.id] == 1 else replace(d, id=f"{d.id}#{seen[d.id]}"))
+    return out
 
 
 def _field(where: str, row: dict[str, Any], key: str) -> Any:
@@ -124,13 +138,8 @@ def parse_mathdial(where: str, row: dict[str, Any]) -> HumanDialogue:
         turns.append(Said("tutor" if teacher else "student", text.strip(), intent))
     solution = str(row.get("ground_truth") or "")
     scenario = f"-{row['scenario']}" if row.get("scenario") is not None else ""
-    return HumanDialogue(
-        f"{row.get('qid', where)}{scenario}",
-        str(_field(where, row, "question")),
-        tuple(turns),
-        solution,
-        "mathdial",
-    )
+    qid, question = str(row.get("qid", where)), str(_field(where, row, "question"))
+    return HumanDialogue(f"{qid}{scenario}", question, tuple(turns), solution, "mathdial", qid)
 
 
 def parse_eedi(rows: Iterable[tuple[str, dict[str, Any]]], questions: dict[str, str]) -> list[HumanDialogue]:
@@ -148,7 +157,7 @@ def parse_eedi(rows: Iterable[tuple[str, dict[str, Any]]], questions: dict[str, 
     out = []
     for key, messages in grouped.items():
         turns = tuple(said for _, said in sorted(messages, key=lambda m: m[0]) if said.text)
-        out.append(HumanDialogue(key, questions.get(asked[key], NO_QUESTION), turns, "", "eedi"))
+        out.append(HumanDialogue(key, questions.get(asked[key], NO_QUESTION), turns, "", "eedi", asked[key]))
     return out
 
 
@@ -189,5 +198,11 @@ def middle_cut(dialogue: HumanDialogue) -> Cut | None:
         return None
     at = teacher[len(teacher) // 2]
     return Cut(
-        dialogue.id, dialogue.problem, dialogue.solution, dialogue.source, tuple(turns[:at]), turns[at].text
+        dialogue.id,
+        dialogue.problem,
+        dialogue.solution,
+        dialogue.source,
+        tuple(turns[:at]),
+        turns[at].text,
+        dialogue.group,
     )

@@ -7,7 +7,7 @@ A judge that always says the same is exposed: one of its two recalls is 0, its b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -203,7 +203,7 @@ async def probe(
 # ---- agreement -----------------------------------------------------------------------------------------------------------
 
 
-def agreement(raters: dict[str, Sequence[str | None]]) -> dict[str, Any]:
+def agreement(raters: Mapping[str, Sequence[str | None]]) -> dict[str, Any]:
     """κ of every two raters over the items that both decided, and α of all of them (None: not labelled, or unknown)."""
     names = list(raters)
     kappas = {}

@@ -71,7 +71,11 @@ async def middle_turn_suite(
                 raise
             except EngineError as error:
                 raise SampleFailed(f"tutor: {error}") from error
-            out: dict[str, Any] = {"key": key, "problem": f"{cut.source}/{cut.id}", "set": cut.source}
+            out: dict[str, Any] = {
+                "key": key,
+                "problem": f"{cut.source}/{cut.group or cut.id}",
+                "set": cut.source,
+            }
             out |= {"human": cut.human, "turn": None if turn is None else _flat(turn)}
             out |= _measured(turn)
             if judge is not None and recipe.judge is not None and turn is not None:
@@ -122,7 +126,7 @@ def score(result: SuiteResult, cuts: dict[str, Cut], model: RewardModel) -> None
         cut = cuts[s["key"]]
         for reply in [cut.human, *([s["turn"]["visible"]] if s["turn"] else [])]:
             texts.setdefault(
-                (s["problem"], reply),
+                (cut.id, reply),
                 reward_messages(
                     cut.problem,
                     cut.solution,
@@ -134,9 +138,9 @@ def score(result: SuiteResult, cuts: dict[str, Cut], model: RewardModel) -> None
             )
     scores = dict(zip(texts, model.score(list(texts.values())), strict=True))
     for s in result.samples:
-        s["human_reward"] = scores[s["problem"], s["human"]]
+        s["human_reward"] = scores[cuts[s["key"]].id, s["human"]]
         if s["turn"]:
-            s["reward"] = scores[s["problem"], s["turn"]["visible"]]
+            s["reward"] = scores[cuts[s["key"]].id, s["turn"]["visible"]]
             s["win"] = float(s["reward"] > s["human_reward"])
 
 

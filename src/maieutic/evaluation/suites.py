@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from maieutic.errors import RecipeError
+from filelock import FileLock, Timeout
+
+from maieutic.errors import RecipeError, RunFolderError
 from maieutic.evaluation import moves
 from maieutic.evaluation.config import SUITES, EvaluationRecipe
 from maieutic.evaluation.environment import environment_suite
@@ -69,7 +71,13 @@ def evaluate(
             await parts.close()
         return written
 
-    return asyncio.run(run())
+    lock = out / ".lock"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock, timeout=0):
+            return asyncio.run(run())
+    except Timeout:
+        raise RunFolderError(f"{out}: another evaluation writes there (its lock: {lock})") from None
 
 
 def compare_in(out: Path, first: str, second: str) -> Path:
