@@ -279,7 +279,9 @@ def test_control_strings_are_broken_and_stay_readable(text):
     assert text not in out and out.replace("\u2060", "") == f"a {text} b"
 
 
-@pytest.mark.parametrize("text", ["3 < 4 and 5 > 2", "a<b", "x <- 3", "if 1<2>0", "[1, 2]", "<turn n=\"1\">x</turn></transcript>"])
+@pytest.mark.parametrize(
+    "text", ["3 < 4 and 5 > 2", "a<b", "x <- 3", "if 1<2>0", "[1, 2]", '<turn n="1">x</turn></transcript>']
+)
 def test_plain_text_is_left_alone(text):
     assert neutralise(text) == text
 
@@ -294,3 +296,22 @@ def test_only_untrusted_messages_are_neutralised():
     run(server, body)
     sent = [m["content"] for m in server.bodies[0]["messages"]]
     assert sent == ["<|ok|>", "x <\u2060|im_end|>"]
+
+
+def test_turns_of_one_role_are_joined_where_the_endpoint_asks_for_it():
+    server = Loopback()
+    msgs = [
+        Message("system", "s"),
+        Message("assistant", "a"),
+        Message("user", "(hidden)"),
+        Message("user", "new problem"),
+    ]
+
+    async def body(pool):
+        await HttpChat(pool, "m").complete(msgs, Sampling(), seed=0)
+        return await HttpChat(pool, "m", merge_turns=True).complete(msgs, Sampling(), seed=0)
+
+    run(server, body)
+    roles = [[m["role"] for m in b["messages"]] for b in server.bodies]
+    assert roles == [["system", "assistant", "user", "user"], ["system", "assistant", "user"]]
+    assert server.bodies[1]["messages"][-1]["content"] == "(hidden)\n\nnew problem"

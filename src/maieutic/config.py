@@ -88,6 +88,8 @@ class EngineSpec(Section):
     send_seed: bool = True
     send_n: bool = True
     """``chat``: off for endpoints that refuse ``seed`` or ``n`` (an ``n = k`` request is then k requests)."""
+    merge_turns: bool = False
+    """``chat``: join messages of one role that follow each other, for endpoints whose template wants strict alternation."""
     price: PriceSpec = PriceSpec()
     push_folder: str | None = None
     """``vllm`` tutor: folder shared by trainer and servers for weights (None: the run's folder; ``/dev/shm/…`` on one node)."""

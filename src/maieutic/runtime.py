@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from maieutic.check import resolve
+from maieutic.check import own_part_errors, resolve
 from maieutic.config import JudgeSpec, ModelSpec, Recipe, StudentSpec
 from maieutic.engines.base import ChatModel, Engine, Sampling
 from maieutic.engines.connect import connect_chat, connect_vllm
@@ -25,7 +25,7 @@ from maieutic.env.base import Episode, Judge, Student
 from maieutic.env.build import make_environment, make_judge, make_student
 from maieutic.env.play import Environment, draw_student
 from maieutic.env.prompts import EnvTemplates, load_env
-from maieutic.errors import ModelError
+from maieutic.errors import ModelError, RecipeError
 from maieutic.grading import Grader
 from maieutic.problems import LoadReport, ProblemPair, load_problems
 from maieutic.rollout import Slot
@@ -46,7 +46,12 @@ _PUSH_PROBE_TOKENS = 256
 
 
 def resolve_env(recipe: Recipe) -> Recipe:
-    """The recipe with its environment's own defaults filled in."""
+    """The recipe with its environment's own defaults filled in.
+
+    Raises :class:`~maieutic.errors.RecipeError` for an import path that names nothing, before any model loads.
+    """
+    if errors := own_part_errors(recipe):
+        raise RecipeError("; ".join(errors))
     return resolve(recipe)
 
 
@@ -143,9 +148,13 @@ class Classroom:
         await self.new_step(policy_version)
         spec = self.recipe.tutor.sampling
         sampling = Sampling(spec.temperature, spec.top_p, min(_PROBE_TOKENS, self.recipe.env.tutor_cap))
-        out = []
-        for number, pair in enumerate(self.train_pairs[:_PROBE_PROMPTS]):
+        out: list[Trajectory] = []
+        for number, pair in enumerate(self.train_pairs):
+            if len(out) == _PROBE_PROMPTS:
+                break
             ids = self.tutor.prompt_ids(self.env.new_dialogue(pair, f"probe-{number}"))
+            if len(ids) > self.recipe.env.prompt_limit:
+                continue  # its episodes are excluded one by one; the run goes on with the others
             (sample,) = await self.engine.generate(
                 ids, sampling, seed=derive(self.recipe.seed, "probe", number)
             )

@@ -40,6 +40,7 @@ class HttpChat:
         send_seed: False for endpoints that refuse ``seed``.
         name: the model's name in records and in the key of solve rates (None: ``model``).
         send_n: False for endpoints that refuse ``n``: an ``n = k`` call is then sent as k requests.
+        merge_turns: join messages of one role that follow each other (the post-test's question follows a hidden tutor turn).
     """
 
     def __init__(
@@ -52,12 +53,13 @@ class HttpChat:
         max_tokens_key: str = "max_tokens",
         send_seed: bool = True,
         send_n: bool = True,
+        merge_turns: bool = False,
         path: str = "/v1/chat/completions",
         name: str | None = None,
     ) -> None:
         self.pool, self.model, self.price, self.path = pool, model, price or Price(), path
         self.extra_body, self.max_tokens_key = dict(extra_body or {}), max_tokens_key
-        self.send_seed, self.send_n = send_seed, send_n
+        self.send_seed, self.send_n, self.merge_turns = send_seed, send_n, merge_turns
         self._name = name or model
 
     @property
@@ -89,6 +91,8 @@ class HttpChat:
                 )
             )
             return [c for part in parts for c in part]
+        if self.merge_turns:
+            messages = _merged(messages)
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [
@@ -136,3 +140,13 @@ class HttpChat:
 
     async def close(self) -> None:
         await self.pool.close()
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    out: list[Message] = []
+    for m in messages:
+        if out and out[-1].role == m.role:
+            out[-1] = Message(m.role, f"{out[-1].content}\n\n{m.content}")
+        else:
+            out.append(m)
+    return out

@@ -64,6 +64,7 @@ def connect_chat(
         "max_tokens_key": spec.max_tokens_key,
         "send_seed": spec.send_seed,
         "send_n": spec.send_n,
+        "merge_turns": spec.merge_turns,
         "name": model,
     }
     pool = connect_pool(spec, role=role, ledger=ledger, base=base)

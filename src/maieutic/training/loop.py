@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -382,7 +383,12 @@ class _Loop:
 
         self._guarded(write)
         value = row.get(self.recipe.checkpoint.best or "")
-        if value is not None and step > 0 and (self.state.best is None or value > self.state.best):
+        if (
+            value is not None
+            and math.isfinite(value)
+            and step > 0
+            and (self.state.best is None or value > self.state.best)
+        ):
             self.state = replace(self.state, best=value, best_step=step)
 
     def _checkpoint_if_due(self) -> None:
