@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+from typing import Any
 
 from maieutic.errors import RecipeError
 from maieutic.problems.schema import ProblemPair, StudentKey
@@ -47,7 +49,7 @@ NAMED = {
 }
 
 
-def rate_filter(spec: str | Mapping[str, float]) -> RateFilter | None:
+def rate_filter(spec: str | Mapping[Any, float]) -> RateFilter | None:
     """The filter of a recipe: a name, ``{low: …, high: …}`` (inclusive; an end left out is open), or None for ``none``."""
     if spec == "none":
         return None
