@@ -10,7 +10,6 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from typing import Any
 
 from maieutic.errors import RecipeError
 from maieutic.problems.schema import ProblemPair, StudentKey
