@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
 from maieutic.dialogue import HIDDEN
-from maieutic.micro.corpus import prompts, student_document, tutor_document, vocabulary
+from maieutic.micro.corpus import (
+    first_document,
+    mending_document,
+    prompts,
+    student_document,
+    tutor_document,
+    vocabulary,
+)
 from maieutic.micro.models import Encoder, tokenizer
 from maieutic.micro.pairs import make_pairs
 from maieutic.micro.scripts import STUDENTS, Move, StudentScript, Traits, diagnosis, solve
-from maieutic.micro.speech import CUES, END_TOKEN, FLAGS, UNKNOWN
+from maieutic.micro.speech import CUES, END_TOKEN, FLAGS, HINT_COUNT, HINT_LEFT, HINT_NEEDED, UNKNOWN, VERBS
 from maieutic.micro.world import (
     ENDINGS,
     FAMILIES,
@@ -169,3 +177,38 @@ def test_the_student_learns_from_cold_hidden_visible_and_talking_documents() -> 
         cold = bool(users) and users[0].startswith("no lesson")
         kinds["cold" if cold else "hidden" if HIDDEN in users else "visible" if tested else "talk"] += 1
     assert min(kinds[k] for k in ("cold", "hidden", "visible", "talk")) > 30
+
+
+def test_the_first_documents_answer_with_the_operations_of_the_words() -> None:
+    rng, kinds = random.Random(0), Counter[str]()
+    for _ in range(300):
+        document = first_document(rng)
+        users = [s.message.content for s in document if s.message.role == "user"]
+        learned = " ".join(s.message.content for s in document if s.learn)
+        ops = [w for w in learned.split() if w in "x+-"]
+        if "\\boxed{" not in learned:
+            kinds["cues"] += 1
+            cued = {q: op for (_, op), questions in CUES.items() for q in questions}
+            assert ops == [cued[u] for u in users]
+            continue
+        hidden = HIDDEN in users
+        kinds["hidden" if hidden else "visible"] += 1
+        assert all(s.learn == (s is document[-1]) for s in document)
+        words = " ".join(s.message.content for s in document[2:-2])
+        for op, verb in VERBS.items():
+            words = words.replace(verb, op)
+        assert [w for w in words.split() if w in "x+-"] == ops
+    assert min(kinds[k] for k in ("cues", "hidden", "visible")) > 50
+
+
+def test_hasty_dialogues_teach_only_how_to_mend() -> None:
+    rng, learned = random.Random(0), Counter[str]()
+    heard = {*FLAGS, HINT_COUNT, HINT_NEEDED, HINT_LEFT}
+    for _ in range(100):
+        document = mending_document(rng, STUDENTS["student"])
+        assert any(s.learn for s in document)
+        for said, reply in pairwise(document):
+            if reply.learn:
+                assert said.message.content in heard
+                learned[said.message.content] += 1
+    assert learned[HINT_NEEDED] > 20 and learned[HINT_COUNT] > 10

@@ -76,7 +76,7 @@ def student_document(rng: random.Random, traits: Traits) -> Document:
     t, _ = prompts()
     kind = rng.random()
     if kind < 0.12:
-        return _mending(rng, traits)
+        return mending_document(rng, traits)
     p, truth = _blind(rng)
     if kind < 0.2:
         answer = solve(p, *_any_method(rng), rng, traits)
@@ -105,7 +105,7 @@ def student_document(rng: random.Random, traits: Traits) -> Document:
     return document
 
 
-def _mending(rng: random.Random, traits: Traits) -> Document:
+def mending_document(rng: random.Random, traits: Traits) -> Document:
     """A dialogue with more errors than the student makes, so that it hears about them; it learns only how it mends them."""
     t, _ = prompts()
     hasty = replace(traits, slip=0.35, extra=0.8, stop=0.7)
