@@ -20,6 +20,7 @@ def register(app: typer.Typer, named_errors: Named) -> None:
     app.command()(named_errors(report))
     app.command()(named_errors(sft))
     app.command()(named_errors(sweep))
+    app.command()(named_errors(chat))
 
 
 def report(
@@ -117,3 +118,36 @@ def sweep(
         typer.echo(str(path))
     if failed:
         raise typer.Exit(1)
+
+
+def chat(
+    tutor: Annotated[
+        str,
+        typer.Argument(
+            metavar="TUTOR",
+            help="As for evaluate: an arm, a checkpoint, an adapter, a model, http://host:port#model.",
+        ),
+    ],
+    recipe: Annotated[
+        str,
+        typer.Option(
+            "--recipe", "-r", help="A recipe of maieutic evaluate: which experiment, how it is sampled."
+        ),
+    ] = "evaluation/cpu",
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="Override of the recipe, key=value; may be repeated.")
+    ] = None,
+    problem: Annotated[int, typer.Option(help="Number of the held-out problem.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the tutor's sampling.")] = 0,
+    test: Annotated[bool, typer.Option("--test", help="Take the post-test when the dialogue ends.")] = False,
+    thinking: Annotated[
+        bool, typer.Option("--thinking", help="Show the tutor's thinking at each turn.")
+    ] = False,
+    save: Annotated[Path | None, typer.Option(help="JSONL file that the transcript is appended to.")] = None,
+) -> None:
+    """Be the student: talk to any tutor in the terminal, and take the post-test."""
+    from maieutic.chat import chat as talk
+    from maieutic.evaluation.config import load_evaluation_recipe
+
+    loaded = load_evaluation_recipe(recipe, overrides or [])
+    talk(loaded, tutor, problem=problem, seed=seed, test=test, thinking=thinking, save=save, write=typer.echo)
