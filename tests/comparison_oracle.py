@@ -56,6 +56,9 @@ def numbers(line: dict) -> dict[str, float]:
     out["truncated_dialogue_share"] = float(line["dialogue"]["end"] == "context_limit")
     if tutor:
         out["blank_turn_rate"] = sum(t["visible"].strip() == "" for t in tutor) / len(tutor)
+        out["empty_turn_rate"] = sum(t["visible"].strip() == "" and not t["end_token"] for t in tutor) / len(
+            tutor
+        )
         out["truncated_turn_share"] = sum(t["truncated"] for t in tutor) / len(tutor)
         out["visible_tokens_per_turn"] = sum(t["visible_tokens"] for t in tutor) / len(tutor)
         out["thinking_tokens_per_turn"] = sum(t["thinking_tokens"] for t in tutor) / len(tutor)

@@ -179,7 +179,7 @@ def test_what_is_unknown_or_excluded_is_counted_and_in_no_mean(tmp_path):
 
 
 def estimates(blank, truncated):
-    return {"blank_turn_rate": Estimate(blank, 1, 1), "truncated_dialogue_share": Estimate(truncated, 1, 1)}
+    return {"empty_turn_rate": Estimate(blank, 1, 1), "truncated_dialogue_share": Estimate(truncated, 1, 1)}
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,21 @@ def estimates(blank, truncated):
 )
 def test_flags_above_fifteen_per_cent(blank, cut, marks):
     assert flags(estimates(blank, cut)) == marks
+
+
+def test_a_bare_end_token_is_blank_but_not_empty(tmp_path):
+    ending = many()
+    for e in ending:
+        e.dialogue.turns[-1] = Turn(
+            "tutor", "", end_token=True
+        )  # two tutor turns, the last one ends the dialogue
+        e.dialogue.turns.insert(-1, Turn("student", "ok"))
+    row = compare_arms(load_arms([run(tmp_path, "base", ending)])).rows[0]
+    assert (row.estimates["blank_turn_rate"].value, row.estimates["empty_turn_rate"].value, row.flags) == (
+        0.5,
+        0.0,
+        "",
+    )
 
 
 def test_flags_are_in_the_table(tmp_path):
@@ -226,6 +241,11 @@ def test_arms_that_differ_in_seeing_the_solution_are_refused_without_the_flag(tm
 def test_the_transcripts_decide_who_saw_the_solution(tmp_path):
     with pytest.raises(ComparisonError, match="12 of 12 transcripts show that it did"):
         load_arms([run(tmp_path, "base", many(solution="2"))])
+
+
+def test_where_a_model_is_served_does_not_matter(tmp_path):
+    runs = [run(tmp_path, "base", many()), run(tmp_path, "x", many(), "students.0.engine.max_batch_size=7")]
+    assert compare_arms(load_arms(runs)).notices == []
 
 
 @pytest.mark.parametrize(
@@ -281,7 +301,7 @@ def test_an_independent_program_finds_the_same_numbers(tmp_path):
     lines = [*many(turns=("Why?", "How many?")), episode(3, 9, leak="unknown", exclusion="unknown:leakage")]
     runs = [run(tmp_path, "base", many()), run(tmp_path, "x", lines), run(tmp_path, "x", many(4), seed=1)]
     write_comparison(compare_arms(load_arms(runs)), tmp_path / "out")
-    assert comparison_oracle.check(tmp_path / "out") == 2 * 16 + 8
+    assert comparison_oracle.check(tmp_path / "out") == 2 * 17 + 8
     data = json.loads((tmp_path / "out" / "comparison.json").read_text())
     data["arms"]["x"]["measures"]["same_gain"]["value"] += 1e-6
     (tmp_path / "out" / "comparison.json").write_text(json.dumps(data))

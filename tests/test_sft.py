@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,6 @@ def talk(*turns: Turn) -> Dialogue:
 
 def example(visible="Go on.", **fields) -> Example:
     (made,) = from_dialogue(talk(Turn("tutor", visible)), "p", TEMPLATES, ENV).kept
-    from dataclasses import replace
-
     return replace(made, **fields)
 
 
@@ -66,9 +65,15 @@ def test_every_sound_tutor_turn_with_what_was_said_before_it():
         Turn("tutor", " "),
         Turn("student", "f"),
         Turn("tutor", "G", end_token=True),
+        Turn("student", "h"),
+        Turn("tutor", "", end_token=True),
     )
     got = from_dialogue(dialogue, "p", TEMPLATES, ENV)
-    assert [(e.turn, e.visible, e.end_token) for e in got.kept] == [(1, "A", False), (7, "G", True)]
+    assert [(e.turn, e.visible, e.end_token) for e in got.kept] == [
+        (1, "A", False),
+        (7, "G", True),
+        (9, "", True),
+    ]
     assert got.dropped == {"truncated turn": 1, "blank turn": 1}
     roles = [m.role for m in got.kept[1].prompt]
     assert roles == ["system", "user", "assistant", "user", "assistant", "user", "assistant", "user"]
@@ -239,6 +244,13 @@ def test_the_end_token_is_learned_and_forged_control_tokens_are_text():
     turn = [x for x in labels if x != -100]
     assert renderer.decode(turn[:-1]) == f"Bye <|im_end|> {END}"
     assert turn.count(renderer.end_of_turn) == 1
+    _, labels = tokenise(renderer, example(visible="x", end_token=True), END)
+    _, bare = tokenise(renderer, replace(example("x"), visible="", end_token=True), END)
+    assert (
+        renderer.decode([x for x in bare if x != -100][:-1])
+        == END
+        != renderer.decode([x for x in labels if x != -100][:-1])
+    )
 
 
 # --- training -------------------------------------------------------------------------------------------------------------

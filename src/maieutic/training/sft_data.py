@@ -1,7 +1,8 @@
 """Tutor turns to learn from: sources, REAT's quality filter, and their token ids with a loss mask on the turn alone.
 
 An :class:`Example` is one tutor turn with everything that was said before it. REAT's rule: predict the turn from the problem, the
-history and the student's utterance. Turns that were cut off or are blank are never learned from; what is left out is counted.
+history and the student's utterance. Turns that were cut off or are blank are never learned from
+(a bare end token is a turn: it ends the conversation); what is left out is counted.
 """
 
 from __future__ import annotations
@@ -64,10 +65,13 @@ def from_dialogue(
     for n, turn in dialogue.numbered():
         if turn.speaker != "tutor":
             continue
-        reason = (
-            "truncated turn" if turn.truncated else "blank turn" if turn.blank else
-            "scripted turn" if turn.scripted and not scripted else None
-        )  # fmt: skip
+        reason = None
+        if turn.truncated:
+            reason = "truncated turn"
+        elif turn.blank and not turn.end_token:
+            reason = "blank turn"
+        elif turn.scripted and not scripted:
+            reason = "scripted turn"
         if reason:
             out.dropped[reason] += 1
             continue
@@ -278,7 +282,7 @@ def tokenise(renderer: Renderer, example: Example, end_token: str) -> tuple[list
         parts += [*opening, "\n", example.thinking, "\n", *closing, "\n\n"]
     parts.append(example.visible)
     if example.end_token:
-        parts += [" ", *plain.parse(end_token)]
+        parts += [" " if example.visible.strip() else "", *plain.parse(end_token)]
     turn = plain.join([p for p in parts if p != ""], first=False, after=prompt[-1])
     end = renderer.end_of_turn if renderer.end_of_turn is not None else renderer.tokenizer.eos_token_id
     completion = [*turn, end]

@@ -216,7 +216,7 @@ def _row(arm: Arm, base_moves: list[float] | None) -> Row:
 
 def flags(estimates: dict[str, Estimate]) -> str:
     """``∗`` for more than 15 % empty turns, ``†`` for more than 15 % truncated dialogues."""
-    marks = {"∗": "blank_turn_rate", "†": "truncated_dialogue_share"}
+    marks = {"∗": "empty_turn_rate", "†": "truncated_dialogue_share"}
     return "".join(m for m, name in marks.items() if name in estimates and estimates[name].value > FLAG_LIMIT)
 
 

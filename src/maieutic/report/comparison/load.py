@@ -175,10 +175,12 @@ def _settings(
         full = EnvSpec.model_validate(env).model_dump(mode="json")
         out = {
             "env": full,
+            # Where a model is served changes no number.
             "students": [
-                StudentSpec.model_validate(s).model_dump(mode="json", exclude={"engine"}) for s in students
+                StudentSpec.model_validate(_but_engine(s)).model_dump(mode="json", exclude={"engine"})
+                for s in students
             ],
-            "judge": JudgeSpec.model_validate(judge).model_dump(mode="json", exclude={"engine"}),
+            "judge": JudgeSpec.model_validate(_but_engine(judge)).model_dump(mode="json", exclude={"engine"}),
             "reward": RewardSpec.model_validate(reward).model_dump(mode="json"),
         }
     except (ValidationError, TypeError) as error:
@@ -188,6 +190,10 @@ def _settings(
         prompt = str(full["options"].get("tutor_prompt", prompt))
         full |= {"kind": "tutoring", "options": {}}
     return out, prompt
+
+
+def _but_engine(section: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in section.items() if k != "engine"}
 
 
 def _card(folder: Path) -> dict[str, Any]:

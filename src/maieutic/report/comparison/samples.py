@@ -24,6 +24,7 @@ MEASURES = (
     "unknown_share",
     "excluded_share",
     "blank_turn_rate",
+    "empty_turn_rate",
     "truncated_turn_share",
     "truncated_dialogue_share",
     "turns",
@@ -98,6 +99,8 @@ def _turns(line: Line) -> dict[str, float | None]:
 
     return {
         "blank_turn_rate": mean([float(not t["visible"].strip()) for t in tutor]),
+        # A bare end token is blank, but it says what it should.
+        "empty_turn_rate": mean([float(not t["visible"].strip() and not t["end_token"]) for t in tutor]),
         "truncated_turn_share": mean([float(t["truncated"]) for t in tutor]),
         "truncated_dialogue_share": float(line["dialogue"]["end"] == "context_limit"),
         "ended_by_token": float(line["dialogue"]["end"] == "end_token"),

@@ -13,6 +13,7 @@ from maieutic.report.measures import Measure, measure, written
 LABELS = {
     "transfer_gap": Measure("Gap, source − transfer", "signed"),
     "truncated_dialogue_share": Measure("Truncated dialogues", "share", "down"),
+    "empty_turn_rate": Measure("Blank, no end token", "share", "down"),
     "ended_by_token": Measure("Ended by the tutor", "share"),
 }
 RESULT = ("transfer_gain", "same_gain", "transfer_gap", "reward", "leak_rate", "correctness_reject_rate")
@@ -20,6 +21,7 @@ HEALTH = (
     "unknown_share",
     "excluded_share",
     "blank_turn_rate",
+    "empty_turn_rate",
     "truncated_turn_share",
     "truncated_dialogue_share",
     "turns",
