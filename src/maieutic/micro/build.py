@@ -201,6 +201,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         f"built in {time.monotonic() - start:.0f} s: {given.out} (recipes run on it with the lines of overrides.txt)"
     )
+    if given.install:
+        install(given.out, given.seed)
+        print("installed in the place of the shipped models and pairs")
     return 0
 
 
