@@ -100,14 +100,15 @@ def test_unusable_samples_exclude_their_episodes(
     choice: dict[str, Any], tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     server = TokenServer(tiny_model_dir)
-    # After the probe: all of step 1's first tries, and the first of the second ones.
+    # After the probe, five samples: first tries, which are played again, and second ones, which are excluded. Which of the two
+    # a sample hits depends on when it arrives.
     server.fault = lambda n, body: raw(dumps({"choices": [choice]})) if 5 <= n <= 9 else None
     with InThread(server) as tutor, InThread(Loopback(speak)) as student:
         changes = {"training.max_steps": 1, "training.max_excluded_share": 0.9}
         run = loop.run(tutor_recipe(tiny_model_dir, tmp_path, tutor, student, **changes)).folder
     (row,) = parts.metrics_of(run)
-    assert row["rollout/retried"] == 4
-    assert row["rollout/excluded_share"] == row["rollout/excluded_tutor_failed_share"] == 0.25
+    assert row["rollout/retried"] + 4 * row["rollout/excluded_share"] == 5
+    assert row["rollout/excluded_share"] == row["rollout/excluded_tutor_failed_share"] >= 0.25
     assert_nothing_scored_silently(run)
     assert_on_policy(run)
 
