@@ -294,6 +294,27 @@ def test_arms_with_other_problems_are_said_to_have_them(tmp_path):
     assert {t.difference.pairs for t in c.tested} == {10}
 
 
+def test_a_folder_of_maieutic_evaluate_is_an_arm(tmp_path):
+    from types import SimpleNamespace
+
+    from maieutic.evaluation.environment import sample as suite_sample
+    from maieutic.evaluation.results import SuiteResult
+    from maieutic.problems.schema import StudentKey
+
+    ran = run(tmp_path, "base", many())
+    settings = load_arms([ran])[0].runs[0].settings
+    key = StudentKey(model="micro/student", prompt_hash="x", temperature=0.6, max_tokens=30)
+    samples = [suite_sample(e, SimpleNamespace(key=key), e.id) for e in many(5)]
+    told = {**settings, "gates": settings["judge"], "seed": 0}
+    SuiteResult("environment", "api", told, samples=samples).write(tmp_path / "api")
+    c = compare_arms(load_arms([ran, tmp_path / "api"]))
+    twin = compare_arms(load_arms([ran, run(tmp_path, "twin", many(5))]))
+    assert [r.arm for r in c.rows] == ["base", "api"] and c.notices == []
+    for name in ("transfer_gain", "same_gain", "reward", "leak_rate", "visible_tokens_per_turn"):
+        assert c.rows[1].estimates[name] == twin.rows[1].estimates[name]
+        assert c.rows[1].estimates[name].value == pytest.approx(sum(s[name] for s in samples) / 12)
+
+
 # --- pages ------------------------------------------------------------------------------------------------------------------
 
 

@@ -68,11 +68,13 @@ def gains(line: Line, students: Mapping[str, str]) -> dict[str, float | None]:
     out: dict[str, float | None] = {}
     for which, name in (("transfer", "transfer_gain"), ("source", "same_gain")):
         test = tests.get(which)
-        if not test or not test["graded"]:
+        # From the grades: a suite's own record of a further test holds nothing derived.
+        graded = [g for g in test["grades"] if g != "error"] if test else []
+        if not graded:
             continue
         pre = line.get("pre") if main and main["problem"] == which else _rate(line, which, students)
         if isinstance(pre, int | float):
-            out[name] = normalised_gain(float(pre), float(test["rate"]))
+            out[name] = normalised_gain(float(pre), graded.count("right") / len(graded))
     transfer, same = out.get("transfer_gain"), out.get("same_gain")
     if transfer is not None and same is not None:
         out["transfer_gap"] = same - transfer
