@@ -127,7 +127,7 @@ def version() -> None:
 @recipes_app.command("list")
 @named_errors
 def recipes_list() -> None:
-    """Names of the shipped recipes."""
+    """Names of the shipped recipes of `maieutic train`."""
     from maieutic.resources import list_recipes
 
     for name in list_recipes():

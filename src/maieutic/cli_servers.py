@@ -31,7 +31,7 @@ def serve(
     python: Annotated[
         str | None,
         typer.Option(
-            help="Interpreter of the environment that has vLLM, served on the CPU (None: this environment)."
+            help="Interpreter of the environment that has vLLM, served on the CPU (default: this environment)."
         ),
     ] = None,
     gpu: Annotated[
