@@ -259,3 +259,10 @@ def test_names_that_only_a_run_would_look_up(recipe_file: Path) -> None:
     assert any("judge.kind: module 'json' has no 'Judge'" in e for e in report.errors)
     with pytest.raises(RecipeError, match=r"unknown criterion 'cutoff'; did you mean 'cut_off'"):
         resolve(load_recipe(recipe_file, ["judge.options={skip: [cutoff]}"]))
+
+
+def test_a_conversation_limit_is_held_against_the_environments_own_budgets() -> None:
+    """The micro environment's turns are shorter than the published ones: 300 tokens are plenty there, 40 are not."""
+    assert resolve(load_recipe("micro/full", ["env.conversation_limit=300"])).env.conversation_limit == 300
+    with pytest.raises(RecipeError, match="conversation_limit is 40: one turn of each side may take 60"):
+        resolve(load_recipe("micro/full", ["env.conversation_limit=40"]))

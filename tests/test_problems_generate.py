@@ -122,3 +122,13 @@ def test_impossible_wishes_are_named(
 ) -> None:
     with pytest.raises(error, match=message):
         generate(name, options)
+
+
+def test_generated_pairs_pass_the_checks_of_a_build() -> None:
+    """Near-copies among the draws are drawn again (seed 1 has one with these options)."""
+    from maieutic.problems.build.checks import check_variant
+    from maieutic.problems.build.recipe import ChecksSpec
+
+    for pair in generate("gsm_symbolic", {"size": 30, "steps": [2, 3], "seed": 1}):
+        assert pair.transfer is not None
+        assert check_variant(pair.source, pair.transfer.text, pair.transfer.answer, ChecksSpec()) is None

@@ -6,6 +6,7 @@ Everything follows from the options' ``seed``; a pair is refused and drawn again
 
 - both answers are whole, positive, and stand in the last line of their worked solution;
 - the two answers differ, and so do the numbers of the two questions;
+- the variant passes the checks of ``maieutic data build`` (no near-copy, answers of one form);
 - no text was used before.
 """
 
@@ -25,6 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from maieutic.errors import ProblemDataError, RecipeError
 from maieutic.problems import one_step, templates
+from maieutic.problems.build.checks import check_variant
+from maieutic.problems.build.recipe import ChecksSpec
 from maieutic.problems.schema import Problem, ProblemPair
 
 _TRIES = 60
@@ -164,7 +167,9 @@ def _pair(
             if drawn.question in used or not _usable(drawn, opts):
                 continue
             if other is None or (
-                drawn.answer != other.answer and numbers(drawn.question) != numbers(other.question)
+                drawn.answer != other.answer
+                and numbers(drawn.question) != numbers(other.question)
+                and check_variant(_problem(other), drawn.question, drawn.answer, ChecksSpec()) is None
             ):
                 return drawn, seed
         return None
