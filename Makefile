@@ -22,7 +22,7 @@ endif
 
 COMPARE ?= compare/cpu
 
-.PHONY: help setup demo compare test-fast test test-all check format bench science science-all lock clean
+.PHONY: help setup demo demo-micro compare test-fast test test-all check format bench science science-all lock clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -45,6 +45,9 @@ demo: $(STAMP) ## train a real small tutor for a few steps on this machine, and 
 compare: $(STAMP) ## base, SFT, TutorRL, GRPO and DPPO on small problems, one report; goes on where it stopped
 	@$(TIMED) "compare" $(BIN)/maieutic sweep $(COMPARE) $(ARGS)
 	@$(BIN)/python tests/comparison_oracle.py runs/$(or $(NAME),compare-cpu)
+
+demo-micro: $(STAMP) ## the micro-classroom: a tiny tutor learns to stop telling, in about 2 minutes; then the report
+	@$(TIMED) "demo of the micro-classroom" env RECIPE=micro/full NAME=$(or $(NAME),demo-micro-$$(date +%Y%m%d-%H%M%S)) scripts/demo.sh $(ARGS)
 
 test-fast: $(STAMP) ## unit tests
 	@$(TIMED) "unit tests" $(PYTEST) -m "not slow and not integration and not vllm" $(PYTEST_ARGS)

