@@ -84,7 +84,10 @@ def _model_line(d: dict[str, Any]) -> str:
 
 def resolve(recipe: Recipe) -> Recipe:
     """The recipe with the environment's own defaults filled in, checked again as a whole."""
-    env = load_env(recipe.env.name).resolve(recipe.env)
+    try:
+        env = load_env(recipe.env.name).resolve(recipe.env)
+    except RecipeError as error:
+        raise RecipeError(f"env.name: {error}") from error
     try:
         Recipe.model_validate({**recipe.model_dump(), "env": env.model_dump()})
     except ValidationError as e:

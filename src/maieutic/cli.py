@@ -154,11 +154,14 @@ def recipes_copy(
 @named_errors
 def models_list() -> None:
     """The packaged models, and which of them are here."""
+    from maieutic.micro.shipped import shipped_model, shipped_names
     from maieutic.models import list_models
 
     for row in list_models():
         where = f"{row.path} (from the {row.source})" if row.path else "not fetched"
         typer.echo(f"{row.name}\t{row.hub_id}\t{row.megabytes} MB\t{row.licence}\t{where}")
+    for name in shipped_names():
+        typer.echo(f"micro/{name}\tships with the package\t{shipped_model(name)}")
 
 
 @models_app.command("get")

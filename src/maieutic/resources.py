@@ -88,7 +88,7 @@ def copy_recipes(dest: str | Path, replace: bool = False) -> list[Path]:
     there = [copy for _, copy in pairs if copy.exists()]
     if there and not replace:
         raise MaieuticError(
-            f"{there[0]} exists already ({len(there)} files in all): name another folder, or replace them"
+            f"{there[0]} exists already ({len(there)} files in all): name another folder, or replace them (--force)"
         )
     try:
         for file, copy in pairs:
