@@ -215,7 +215,14 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path, shared_data_dir: Path) -
     with world.in_thread(*servers):
         data = world.recipe(tmp_path, str(source), *(s.url for s in servers)) | {"rows_in_flight": 3}
         command = [sys.executable, "-m", "maieutic", "data", "build", str(write(tmp_path / "r.yaml", data))]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A suite that runs in the background of a shell inherits an ignored SIGINT.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
         while sum(len(s.bodies) for s in servers) < 12 and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)

@@ -32,7 +32,7 @@ from maieutic.transcripts import (
 texts = st.text(st.characters(codec=None, exclude_categories=()), max_size=40).filter(
     lambda s: s == json.loads(json.dumps(s))
 )
-names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(str.strip)
 counts = st.integers(0, 2**40)
 reals = st.floats(allow_nan=False)
 shares = st.floats(0, 1)
