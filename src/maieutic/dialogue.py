@@ -96,7 +96,7 @@ class Dialogue:
         return enumerate(self.turns)
 
 
-def _merge(messages: list[Message]) -> list[Message]:
+def _without_empty_system(messages: list[Message]) -> list[Message]:
     return [m for m in messages if m.content or m.role != "system"]
 
 
@@ -108,7 +108,7 @@ def tutor_view(dialogue: Dialogue, system: str) -> list[Message]:
             out.append(Message("user", f"{t.visible}\n\n{t.note}" if t.note else t.visible))
         else:
             out.append(Message("assistant", t.visible))
-    return _merge(out)
+    return _without_empty_system(out)
 
 
 def student_view(dialogue: Dialogue, system: str) -> list[Message]:
@@ -120,7 +120,7 @@ def student_view(dialogue: Dialogue, system: str) -> list[Message]:
         else Message("user", t.visible.strip() or BLANK)
         for t in dialogue.turns
     ]
-    return _merge(out)
+    return _without_empty_system(out)
 
 
 def hidden_view(dialogue: Dialogue, system: str) -> list[Message]:
@@ -130,7 +130,7 @@ def hidden_view(dialogue: Dialogue, system: str) -> list[Message]:
         Message("assistant", t.visible) if t.speaker == "student" else Message("user", HIDDEN)
         for t in dialogue.turns
     ]
-    return _merge(out)
+    return _without_empty_system(out)
 
 
 def judge_view(turns: Sequence[Turn]) -> str:
