@@ -16,6 +16,7 @@ import typer
 from maieutic import __version__, cli_compare, cli_data, cli_evaluate, cli_servers
 from maieutic.errors import MaieuticError
 from maieutic.latent.cli import app as latent_app
+from maieutic.reat.cli import app as reat_app
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,6 +41,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
 app.add_typer(micro_app, name="micro")
 app.add_typer(latent_app, name="latent")
+app.add_typer(reat_app, name="reat")
 
 RecipeArg = Annotated[
     str,

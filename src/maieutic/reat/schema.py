@@ -308,6 +308,7 @@ class Sink(Protocol):
         """Keep, merge or discard one experience that passed the gate with ``score``.
 
         Must be *idempotent by id*: an id that was admitted before (also by a process that was killed right after) changes
-        nothing and returns what it returned then. Distillation resumes rely on it. Calls come one at a time, in the order of the transcripts.
+        nothing and returns what it returned then. Distillation resumes rely on it. Calls come one at a time, in the order
+        of the transcripts.
         """
         ...
