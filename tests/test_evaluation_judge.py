@@ -49,7 +49,7 @@ class Oracle:
 def test_the_set_covers_every_criterion_in_both_halves() -> None:
     items = load_planted()
     assert len(items) >= 60 and len({i.id for i in items}) == len(items)
-    assert {i.half for i in items} == {"first", "second"} and sum(i.half == "second" for i in items) >= 30
+    assert Counter(i.half for i in items) == {"first": 74, "second": 74}
     for half in ("first", "second"):
         planted = Counter(i.labels[g].criterion for i in items if i.half == half for g in GATES)
         assert all(planted[c] >= 2 for names in CRITERIA.values() for c in names)
@@ -75,9 +75,10 @@ def test_labels_are_checked() -> None:
         parse("here", row | {"schema": 2})
 
 
+@pytest.mark.parametrize("half", ["first", "second"])
 @pytest.mark.parametrize("judge,word", [(AlwaysOk(), "OK"), (AlwaysReject(), "REJECT")])
-def test_a_constant_judge_is_exposed(judge: Any, word: str) -> None:
-    judged = asyncio.run(jq.judge_all(judge, load_planted()))
+def test_a_constant_judge_is_exposed(judge: Any, word: str, half: str) -> None:
+    judged = asyncio.run(jq.judge_all(judge, [i for i in load_planted() if i.half == half]))
     for gate, row in jq.confusion(judged).items():
         assert row["finding"] == f"always says {word}: useless as a judge"
         assert row["balanced accuracy"] == 0.5 and row["kappa"] == 0.0
@@ -149,7 +150,7 @@ def test_command_on_an_endpoint(tmp_path: Path) -> None:
         assert len(server.bodies) == asked, "answers are cached"
     data = json.loads((tmp_path / "judge.json").read_text())
     assert data["tables"]["gates"]["leakage"]["finding"] == "always says OK: useless as a judge"
-    assert len(data["samples"]) == 36 and data["costs"]["judge"]["requests"] == 72
+    assert len(data["samples"]) == 74 and data["costs"]["judge"]["requests"] == 148
 
 
 def test_command_on_the_rule_judge(tmp_path: Path) -> None:
