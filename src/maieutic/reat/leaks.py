@@ -27,18 +27,19 @@ RUN = 6
 
 # fmt: off
 _COMMON = (
-    "a an the this that these those there here it its he she they we you i his her their our your my one each every all both
-    some " "any many much most more few several another other no not if when while once after before since until because so
-    then thus " "therefore hence as at by for from in into of off on onto over out per to under up with within without during
-    between among " "about against and or but nor yet how what which who whom whose where why is are was were be been do does
-    did has have had can " "could will would shall should may might must let suppose given find calculate compute determine
-    solve show write express " "answer first second third next finally also now today yesterday tomorrow however instead only
-    just even still together later " "earlier initially originally assume assuming consider considering remember note thanks
-    yes ok okay well right multiply divide " "add subtract new last everyone everybody check convert notice use using think
-    look try start because " "student students teacher teachers tutor tutors question questions problem problems step steps
-    number numbers fraction " "fractions equation equations percent percentage percentages sum difference product quotient
-    ratio rate rates total totals " "average mean unit units value values amount amounts quantity quantities part parts whole
-    group groups result results"
+    "a an the this that these those there here it its he she they we you i his her their our your my one each every "
+    "all both some any many much most more few several another other no not if when while once after before since "
+    "until because so then thus therefore hence as at by for from in into of off on onto over out per to under up "
+    "with within without during between among about against and or but nor yet how what which who whom whose where "
+    "why is are was were be been do does did has have had can could will would shall should may might must let "
+    "suppose given find calculate compute determine solve show write express answer first second third next finally "
+    "also now today yesterday tomorrow however instead only just even still together later earlier initially "
+    "originally assume assuming consider considering remember note thanks yes ok okay well right multiply divide add "
+    "subtract new last everyone everybody check convert notice use using think look try start student students "
+    "teacher teachers tutor tutors question questions problem problems step steps number numbers fraction fractions "
+    "equation equations percent percentage percentages sum difference product quotient ratio rate rates total totals "
+    "average mean unit units value values amount amounts quantity quantities part parts whole group groups result "
+    "results "
 )
 _OPENERS = frozenset(_COMMON.split())
 """Words that open sentences without being names, and those that any description of a difficulty needs."""
