@@ -100,7 +100,7 @@ class RoleChat:
         """(text, cut off at the token limit)."""
 
         async def call() -> dict[str, Any]:
-            extra = {"schema": schema} if self.structured else {}
+            extra: dict[str, Any] = {"schema": schema} if self.structured else {}
             try:
                 (reply,) = await self.chat.complete(messages, self.sampling, seed=seed, **extra)
             except RunStop:
@@ -155,6 +155,12 @@ class Roles:
     def counts(self) -> Counter[str]:
         """Of all roles (they share one counter)."""
         return self.observer.counts
+
+    def keep_in(self, journal: Journal | None) -> None:
+        """Keep the replies of all roles in a journal (None: no longer)."""
+        for role in (self.observer, self.critic, self.mentor, self.rewriter, self.reflection):
+            if role is not None:
+                role.journal = journal
 
     def _seed(self, context: TurnContext, *parts: int | str) -> int:
         return derive(self.seed, context.key, *parts)

@@ -1,0 +1,102 @@
+"""Settings of distillation, and the recipe of ``maieutic reat distil`` (torch-free). Defaults are ``reference-facts`` §3."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, ValidationError, model_validator
+
+from maieutic.config import Count, EngineSpec, Positive, SamplingSpec, Section
+from maieutic.errors import RecipeError
+from maieutic.recipe import _override, _read_with_base, locate
+from maieutic.recipe_errors import explain
+
+LOOPBACK = "loopback"
+"""An ``engine.urls`` entry: the role is answered by rule, by a server that is started on 127.0.0.1."""
+
+
+class OcmRole(Section):
+    """One model behind an OpenAI-compatible endpoint."""
+
+    model: str
+    engine: EngineSpec
+    sampling: SamplingSpec = SamplingSpec(temperature=0.0, max_tokens=2_048)
+    """Temperature 0, as published (Appendix C.1)."""
+    structured: bool = True
+    """Ask for structured output; off for endpoints that have none."""
+
+    @model_validator(mode="after")
+    def _an_endpoint(self) -> Self:
+        if self.engine.kind != "chat":
+            raise ValueError("engine.kind must be chat: REAT's roles call endpoints only")
+        return self
+
+
+class OcmRoles(Section):
+    """Who reviews. A role that is not given is played by ``ocm``."""
+
+    ocm: OcmRole
+    observer: OcmRole | None = None
+    critic: OcmRole | None = None
+    mentor: OcmRole | None = None
+    rewriter: OcmRole | None = None
+    """Rewrites diagnoses into queries and merges experiences (a small model in the paper)."""
+
+
+class DistilSection(Section):
+    """How turns become experience."""
+
+    tau_rev: Annotated[float, Field(ge=0, le=100)] = 80.0
+    """τ_rev of equation 5, on the scale of S."""
+    tau_min: Annotated[int, Field(ge=0, le=4)] = 2
+    """τ_min of equation 5, on the scale of a dimension."""
+    gamma: Annotated[float, Field(ge=0, le=100)] = 85.0
+    """γ of equation 8: what an admission needs."""
+    rounds: Count = 3
+    """Most inspections of revised responses of one turn."""
+    gate: bool = True
+    """Off: whatever was distilled is admitted (ablation "w/o quality gate")."""
+    gate_unrevised: bool = True
+    """Off: responses that needed no revision are admitted without γ (equation 8 as printed)."""
+    rewrite: bool = True
+    """Off: the query is the raw diagnosis (ablation "w/o query rewrite")."""
+    rewrite_retries: Annotated[int, Field(ge=0)] = 2
+    """Further tries after a rewritten query that held something of the problem."""
+    fallback: Literal["masked", "verbatim"] = "masked"
+    """The query when rewriting fails: the diagnosis with general words for what leaks, or as it is (Algorithm 1 as printed)."""
+    leak_retries: Annotated[int, Field(ge=0)] = 1
+    """Further tries of the Mentor after reusable parts that held something of the problem; then the turn is dropped."""
+    merged_roles: bool = False
+    """One call for Observer, Critic and Mentor (ablation "w/o OCM decoupling")."""
+    reasks: Annotated[int, Field(ge=0)] = 2
+    """Further tries after a reply that could not be used."""
+    in_flight: Count | None = None
+    """Most turns under review at once (None: twice what the endpoints take together)."""
+
+
+class DistilRecipe(Section):
+    """One distillation."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    seed: Annotated[int, Field(ge=0)] = 0
+    spending_limit_usd: Positive | None = None
+    roles: OcmRoles
+    distil: DistilSection = DistilSection()
+
+
+def load_distil_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> DistilRecipe:
+    """The validated recipe of a file or of a shipped name; overrides and errors as for other recipes.
+
+    Raises :class:`RecipeError` that names file, key, value and, where there is one, the nearest valid key.
+    """
+    path = locate(path_or_name)
+    data, origins = _read_with_base(path)
+    for text in overrides:
+        _override(data, origins, text)
+    try:
+        return DistilRecipe.model_validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        raise RecipeError(explain(error, data, origins, str(path), DistilRecipe)) from None
