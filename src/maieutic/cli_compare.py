@@ -1,10 +1,10 @@
-"""``maieutic report``, ``sft``, ``sweep`` and ``chat``: baselines and the comparison."""
+"""``maieutic report``, ``view``, ``sft``, ``sweep`` and ``chat``: looking at runs, baselines and the comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,6 +18,7 @@ Overrides = Annotated[
 def register(app: typer.Typer, named_errors: Named) -> None:
     """Add the commands to the ``maieutic`` command."""
     app.command()(named_errors(report))
+    app.command()(named_errors(view))
     app.command()(named_errors(sft))
     app.command()(named_errors(sweep))
     app.command()(named_errors(chat))
@@ -61,6 +62,27 @@ def report(
         typer.secho(notice, fg=typer.colors.YELLOW, err=True)
     for path in write_comparison(found, out).values():
         typer.echo(str(path))
+
+
+def view(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, such as runs/smollm2-dppo.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write (else viewer.html in the first run).")
+    ] = None,
+    phase: Annotated[
+        Literal["train", "eval"] | None, typer.Option(help="Only these episodes (else both).")
+    ] = None,
+    step: Annotated[
+        list[int] | None, typer.Option(help="Only episodes of this step; may be given several times.")
+    ] = None,
+) -> None:
+    """Write the transcript viewer of one or more runs: one HTML file that needs nothing beside it."""
+    from maieutic.report import write_viewer
+
+    target = out or runs[0] / "viewer.html"
+    typer.echo(str(write_viewer(runs, target, phase=phase, steps=step or None)))
 
 
 def sft(

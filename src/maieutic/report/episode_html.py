@@ -30,10 +30,8 @@ def _text(text: str, quotes: tuple[str, ...] = ()) -> str:
 
 def episode_html(title: str, line: dict[str, Any]) -> str:
     """A folded block: ``title`` (Best, Median, Worst), the reward, and the whole episode of a transcript line."""
-    reward = line["reward"]["reward"]
-    kind = "good" if reward > 0 else "bad" if reward < 0 else ""
     chips = [
-        f"<span class='chip {kind}'>reward {written('reward', reward)}</span>",
+        _reward_chip(line),
         f"<span class='chip'>{esc(line['pair']['id'])}</span>",
         f"<span class='chip'>{len(line['dialogue']['turns'])} turns, {esc(line['dialogue']['end'] or 'unfinished')}</span>",
     ]
@@ -49,6 +47,17 @@ def episode_html(title: str, line: dict[str, Any]) -> str:
         f"<summary><h3>{esc(title)}</h3>{''.join(chips)}</summary>"
         f"{''.join(body)}</details>"
     )
+
+
+def _reward_chip(line: dict[str, Any]) -> str:
+    reward = line["reward"]["reward"]
+    kind = "good" if reward > 0 else "bad" if reward < 0 else ""
+    return f"<span class='chip {kind}'>reward {written('reward', reward)}</span>"
+
+
+def dialogue_html(line: dict[str, Any]) -> str:
+    """Reward, turns, verdicts and post-test without the problems: one column of a comparison."""
+    return "".join([_reward_chip(line), *_turns(line), *_verdicts(line), _post_test(line), _terms(line)])
 
 
 def _problems(line: dict[str, Any]) -> str:

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from maieutic.evaluation.statistics import Difference
+from maieutic.report.ablations import ablations_html
+from maieutic.report.before_after import differences, pair_html, pairs
 from maieutic.report.episode_html import episode_html
 from maieutic.report.measures import CURVES, TABLE, measure, written
 from maieutic.report.page import asset, esc, fill, policy, write_page
@@ -26,7 +29,17 @@ def write_report(run_dir: Path) -> Path:
     """
     data = load_run(Path(run_dir))
     style = asset("theme.css", "report.css")
-    body = "\n".join([_head(data), _table(data), _curves(data), _episodes(data), _recipe(data)])
+    body = "\n".join(
+        [
+            _head(data),
+            _table(data),
+            _curves(data),
+            _before_after(data),
+            ablations_html(data),
+            _episodes(data),
+            _recipe(data),
+        ]
+    )
     page = fill(asset("report.html"), csp=policy(style), title=esc(data.name), style=style, body=body)
     return write_page(data.path / "report.html", page)
 
@@ -87,9 +100,10 @@ def _table(data: RunData) -> str:
             '<section id="results"><h2>Results</h2><p class="card">There are no episodes yet.</p></section>'
         )
     columns = [m for m in (data.first, data.last) if m is not None]
-    head = "".join(f"<th>{esc(m.title)}</th>" for m in columns) + (
-        "<th>Difference</th>" if data.first else ""
-    )
+    head = "".join(f"<th>{esc(m.title)}</th>" for m in columns)
+    paired = differences(data.first.lines, data.last.lines) if data.first else {}
+    if data.first:
+        head += "<th>Difference</th><th>95 % interval</th>"
     rows = []
     for name in TABLE:
         values = [m.values.get(name) for m in columns]
@@ -100,7 +114,7 @@ def _table(data: RunData) -> str:
             for m, v in zip(columns, values, strict=True)
         )
         if data.first:
-            cells += _difference(name, values[0], values[1])
+            cells += _difference(name, values[0], values[1]) + _interval(name, paired.get(name))
         rows.append(f"<tr><th scope='row'>{esc(measure(name).label)}</th>{cells}</tr>")
     problems = len({line["pair"]["id"] for line in data.last.lines})
     base = (
@@ -108,7 +122,10 @@ def _table(data: RunData) -> str:
         if problems
         else ""
     )
-    note = f"<p class='muted'>Differences carry no interval: small sets of problems move by chance.{base}</p>"
+    note = (
+        "<p class='muted'>Intervals: bootstrap of the differences on the same problems, none for fewer than 10 of them. They are "
+        f"over problems only, and say nothing about other seeds.{base}</p>"
+    )
     return (
         '<section id="results"><h2>Results</h2><div class="card"><div class="scroll">'
         f"<table><thead><tr><th>Measure</th>{head}</tr></thead>"
@@ -132,6 +149,13 @@ def _difference(name: str, before: float | None, after: float | None) -> str:
     if better and any(c in "123456789" for c in text):
         kind = ' class="better"' if (change > 0) == (better == "up") else ' class="worse"'
     return f"<td{kind}>{text}</td>"
+
+
+def _interval(name: str, found: Difference | None) -> str:
+    if found is None or found.low is None or found.high is None:
+        return "<td>–</td>"
+    low, high = (written(name, x, difference=True) for x in (found.low, found.high))
+    return f'<td data-low="{found.low!r}" data-high="{found.high!r}">[{low}, {high}]</td>'
 
 
 def curves(data: RunData) -> dict[str, list[Series]]:
@@ -198,6 +222,21 @@ def _plots(found: dict[str, list[Series]], names: Iterable[str]) -> str:
     return "".join(out)
 
 
+def _before_after(data: RunData) -> str:
+    if data.first is None or data.last is None:
+        return ""
+    found = pairs(data.first.lines, data.last.lines)
+    if not found:
+        return ""
+    titles = (data.first.title, data.last.title)
+    shown = "".join(pair_html(pair, titles, opened=n == 0) for n, pair in enumerate(found))
+    return (
+        f'<section id="before-after"><h2>Before and after, on the same problem</h2>{shown}'
+        "<p class='muted'>Chosen by the change of reward, not by a person. "
+        "<code>maieutic view</code> puts any two episodes of a problem side by side.</p></section>"
+    )
+
+
 def _episodes(data: RunData) -> str:
     if data.last is None:
         return ""
@@ -212,7 +251,7 @@ def _episodes(data: RunData) -> str:
     shown = "".join(episode_html(title, line) for title, line in chosen)
     return (
         f'<section id="episodes"><h2>Transcripts: {esc(data.last.title)}</h2>{shown}'
-        f"<p class='muted'>All transcripts: <code>maieutic view {esc(data.path.name)}</code></p></section>"
+        f"<p class='muted'>All transcripts: <code>maieutic view {esc(data.path)}</code></p></section>"
     )
 
 
