@@ -21,6 +21,8 @@ _PACKAGE = Path(__file__).resolve().parent
 _RECIPE_SUFFIXES = (".yaml", ".yml")
 _NOT_RECIPES = ("accelerate", "data", "evaluation", "latent", "sft", "compare", "base")
 """Folders under `recipes/` whose files configure a launcher and are not experiments."""
+_OF_SFT = ("micro/sft",)
+"""Recipes of `maieutic sft` that stand beside the experiments that they are compared with."""
 
 
 def share_dir(kind: Kind) -> Path:
@@ -74,7 +76,8 @@ def list_recipes() -> list[str]:
     """Names of the shipped recipes, sorted, such as `smollm2/dppo`."""
     root = share_dir("recipes")
     files = (file.relative_to(root) for file in root.rglob("*") if file.suffix in _RECIPE_SUFFIXES)
-    return sorted(file.with_suffix("").as_posix() for file in files if file.parts[0] not in _NOT_RECIPES)
+    names = (file.with_suffix("").as_posix() for file in files if file.parts[0] not in _NOT_RECIPES)
+    return sorted(name for name in names if name not in _OF_SFT)
 
 
 def copy_recipes(dest: str | Path, replace: bool = False) -> list[Path]:

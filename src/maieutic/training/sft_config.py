@@ -141,12 +141,15 @@ def anchor(node: Any, key: str, folder: Path) -> None:
 
 
 def locate_in(kind: str, name: str | Path) -> Path:
-    """A file, or a shipped recipe of ``recipes/<kind>`` by name (``<kind>/`` and suffix optional)."""
+    """A file, or a shipped recipe of ``recipes/<kind>`` by name (``<kind>/`` and suffix optional), or ``micro/<kind>``."""
     if Path(name).is_file():
         return Path(name)
     from maieutic.resources import share_dir
 
     folder = share_dir("recipes") / kind
+    beside = share_dir("recipes") / "micro" / f"{kind}.yaml"
+    if str(name).removeprefix("recipes/").removesuffix(".yaml") == f"micro/{kind}" and beside.is_file():
+        return beside
     plain = str(name).removeprefix("recipes/").removeprefix(f"{kind}/").removesuffix(".yaml")
     shipped = sorted(p.stem for p in folder.glob("*.yaml"))
     if plain in shipped:
