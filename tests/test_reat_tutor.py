@@ -18,11 +18,12 @@ from maieutic.env.prompts import load_env
 from maieutic.errors import EngineDownError, RecipeError
 from maieutic.reat.fields import EMPTY, Fields, experience_text, load_fields, provenance_text
 from maieutic.reat.live import LiveObserver, Situation, state_key
+from maieutic.reat.roles import RoleChat
 from maieutic.reat.schema import Unknown
 from maieutic.reat.tutor import Found, ReatTutor, Round, Used, latency, used
 from maieutic.transcripts import TranscriptWriter, read_episodes
 from maieutic.tutors import ChatTutor
-from reat_parts import STATE, FixedObserver, FixedSource, Recorder, experience, situation, talk
+from reat_parts import STATE, FixedObserver, FixedSource, Recorder, experience, talk
 
 FIELDS = load_fields("persona")
 STATE_JSON = {
@@ -153,13 +154,18 @@ def test_latency_is_a_table_of_medians() -> None:
 # ---- the live Observer over HTTP ---------------------------------------------------------------------------------------
 
 
+def live(model: Any, *, two_calls: bool = False, reasks: int = 1, **options: Any) -> LiveObserver:
+    rewriter = RoleChat("rewriter", model, Sampling(0.0), reasks=reasks) if two_calls else None
+    return LiveObserver(RoleChat("observer", model, Sampling(0.0), reasks=reasks), rewriter, **options)
+
+
 def observe(reply: Any, *, dialogue=None, reads: int = 1, fault=lambda n, b: None, **options: Any):
     server = Loopback(reply, fault)
 
     async def go() -> tuple[list, LiveObserver]:
         async with serving(server):
             model = chat(server.url)
-            observer = LiveObserver(model, **options)
+            observer = live(model, **options)
             try:
                 return [await observer.read(dialogue or talk("How?"), seed=1) for _ in range(reads)], observer
             finally:
@@ -182,7 +188,7 @@ def test_one_structured_call_gives_state_and_query_and_a_known_state_none() -> N
         list(schema["properties"]) == [*STATE_JSON, "query"]
         and "frustrated" in schema["properties"]["emotion"]["enum"]
     )
-    assert observer.counts == {"calls": 1, "reasks": 0, "known": 2, "query:merged": 1}
+    assert observer.counts == {"read": 1, "known": 2, "query:merged": 1}
     user = server.bodies[0]["messages"][1]["content"]
     assert "3 + 4 = 7" in user and '<turn n="0" speaker="student">How?</turn>' in user.replace("\u2060", "")
 
@@ -204,7 +210,7 @@ def test_the_papers_two_calls_and_their_fallback() -> None:
     def reply(body: dict) -> str:
         return json.dumps(STATE_JSON if "speaker=" in str(body) else {"query": "parts and wholes"})
 
-    (reading,), _, server = observe(reply, calls=2)
+    (reading,), _, server = observe(reply, two_calls=True)
     assert (reading.calls, reading.situation.query, reading.situation.rewrite) == (
         2,
         "parts and wholes",
@@ -215,7 +221,9 @@ def test_the_papers_two_calls_and_their_fallback() -> None:
     diagnosis = "compares the wrong parts cannot see what is asked"
     for bad in ("no json", '{"query": " "}', '{"q": "x"}'):
         (reading,), _, server = observe(
-            lambda b, bad=bad: json.dumps(STATE_JSON) if "speaker=" in str(b) else bad, calls=2, reasks=1
+            lambda b, bad=bad: json.dumps(STATE_JSON) if "speaker=" in str(b) else bad,
+            two_calls=True,
+            reasks=1,
         )
         assert (reading.calls, reading.situation.query, reading.situation.rewrite) == (
             3,
@@ -234,12 +242,12 @@ def test_the_papers_two_calls_and_their_fallback() -> None:
     ("reply", "reason"),
     [
         ("I think the student is confused.", "malformed"),
-        (json.dumps({**STATE_JSON, "query": "x", "emotion": "sad"}), "out_of_schema"),
-        (json.dumps({k: v for k, v in STATE_JSON.items() if k != "intent"}), "out_of_schema"),
-        (json.dumps({**STATE_JSON, "error_detail": None, "query": "x"}), "out_of_schema"),
+        (json.dumps({**STATE_JSON, "query": "x", "emotion": "sad"}), "unknown_tag"),
+        (json.dumps({k: v for k, v in STATE_JSON.items() if k != "intent"}), "missing_field"),
+        (json.dumps({**STATE_JSON, "error_detail": None, "query": "x"}), "wrong_type"),
         (
             json.dumps({**STATE_JSON, "error_detail": "", "struggle_reason": " ", "query": ""}),
-            "out_of_schema",
+            "blank_field",
         ),
     ],
 )
@@ -250,7 +258,7 @@ def test_what_cannot_be_used_is_unknown_and_not_remembered(reply: str, reason: s
 
 
 def test_an_unusable_reply_is_asked_again_with_another_seed() -> None:
-    good = json.dumps({**STATE_JSON, "query": "q"})
+    good = json.dumps({**STATE_JSON, "query": "parts of a whole"})
     server_seen: list[int] = []
 
     def reply(body: dict) -> str:
@@ -258,16 +266,16 @@ def test_an_unusable_reply_is_asked_again_with_another_seed() -> None:
         return "{broken" if len(server_seen) == 1 else good
 
     (reading,), _, _ = observe(reply)
-    assert reading.calls == 2 and reading.situation.query == "q" and server_seen[0] != server_seen[1]
+    assert reading.calls == 2 and reading.situation.query == "parts of a whole" and server_seen[0] != server_seen[1]
 
 
 def test_equal_states_in_flight_are_read_once_and_a_run_stop_passes_through() -> None:
-    good = json.dumps({**STATE_JSON, "query": "q"})
+    good = json.dumps({**STATE_JSON, "query": "parts of a whole"})
     server = Loopback(lambda b: good)
 
     async def both() -> list:
         async with serving(server):
-            observer = LiveObserver(chat(server.url))
+            observer = live(chat(server.url))
             return await asyncio.gather(*(observer.read(talk("How?"), seed=s) for s in range(4)))
 
     readings = asyncio.run(both())
@@ -280,7 +288,7 @@ def test_equal_states_in_flight_are_read_once_and_a_run_stop_passes_through() ->
             raise EngineDownError("all servers are down")
 
     with pytest.raises(EngineDownError):
-        asyncio.run(LiveObserver(Down()).read(talk("How?"), seed=1))
+        asyncio.run(live(Down()).read(talk("How?"), seed=1))
 
 
 # ---- the controlled comparison -----------------------------------------------------------------------------------------
@@ -310,11 +318,7 @@ def test_prompts_of_both_arms_are_equal_up_to_the_experience_fields(env_name: st
     block, nothing = json.dumps(fields.filled(found.experiences))[1:-1], json.dumps(fields.empty())[1:-1]
     assert empty != filled and filled.count(block) == 1 and empty.count(nothing) == 1
     assert filled.replace(block, nothing) == empty
-    assert (
-        "3 + 4 = 7" in empty
-        and "advice a" in filled
-        and "advice" not in empty.replace("advice", "advice", 0).split(nothing)[1]
-    )
+    assert "3 + 4 = 7" in empty and "advice a" in filled and "advice a" not in empty
 
 
 def test_a_policy_keeps_its_token_record_and_reads_the_fields(tiny_model: Any, tiny_tokenizer: Any) -> None:
@@ -353,21 +357,34 @@ def test_a_policy_keeps_its_token_record_and_reads_the_fields(tiny_model: Any, t
         "So I add?"
     )
     trained = [i for i, m in zip(segment.ids, segment.mask, strict=True) if m]
-    assert len(trained) == sum(t.visible_tokens for t in dialogue.by("tutor")) or len(trained) >= 2
+    assert len(trained) >= 2
     assert "advice a" not in tiny_tokenizer.decode(trained)
 
 
 def test_fields_are_found_again_whatever_the_template() -> None:
     fields = Fields("<<{experience}|{provenance}>>")
     inner = Recorder()
-    tutor = ReatTutor(
-        inner,
-        fields,
-        FixedObserver(situation=None) if False else FixedObserver(),
-        FixedSource(Found((experience("a"),))),
-    )
+    tutor = ReatTutor(inner, fields, FixedObserver(), FixedSource(Found((experience("a"),))))
     dialogue = talk("a", "b", "c")
     dialogue.turns[0] = Turn("student", "a", note="<<old|old>>")
     asyncio.run(tutor.reply(dialogue, seed=1))
     assert inner.seen[0][0].note == "" and inner.seen[0][2].note.startswith("<<Strategy")
-    assert situation().query == "difficulty a"
+
+
+def test_a_query_that_leaks_the_problem_is_masked_without_another_call() -> None:
+    body = json.dumps({**STATE_JSON, "query": "Ann adds 3 where parts have to be compared"})
+    (reading,), observer, server = observe(lambda b: body)
+    assert len(server.bodies) == 1 and reading.situation.rewrite == "merged"
+    assert "3" not in reading.situation.query and "Ann" not in reading.situation.query
+    assert "where parts have to be compared" in reading.situation.query
+    assert observer.counts["query_masked"] == 1
+
+    # The second call's rewriter is asked again first, and told what leaked.
+    def reply(body: dict) -> str:
+        text = str(body["messages"])
+        if "speaker=" in text:
+            return json.dumps(STATE_JSON)
+        return json.dumps({"query": "parts and wholes" if "refused" in text else "the 3 in it"})
+
+    (reading,), _, server = observe(reply, two_calls=True)
+    assert reading.situation.query == "parts and wholes" and reading.calls == len(server.bodies) == 3

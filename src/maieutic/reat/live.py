@@ -14,18 +14,18 @@ import json
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from pydantic import ValidationError
-
-from maieutic.dialogue import Dialogue, Message, judge_view
-from maieutic.engines.base import Sampling
-from maieutic.env.llm_judge import StructuredChat
-from maieutic.errors import EngineError, RunStop
-from maieutic.latent.json_reply import find_object
+from maieutic.dialogue import Dialogue, Message
+from maieutic.dialogue import judge_view as fenced
+from maieutic.engines.base import Completion, Sampling
 from maieutic.reat import prompts
+from maieutic.reat.leaks import find_leaks, mask, surface
+from maieutic.reat.readers import read_observation, read_query
+from maieutic.reat.rewrite import Fallback, fallback_query, rewrite_query
+from maieutic.reat.roles import RoleChat, StructuredChat
 from maieutic.reat.schema import Observation, Record, RewriteKind, StateTags, Unknown
 from maieutic.seeds import derive
 
@@ -98,25 +98,26 @@ def state_key(dialogue: Dialogue) -> str:
 
 @dataclass
 class LiveObserver:
-    """Implements :class:`Observes` on a chat model.
+    """Implements :class:`Observes` on a model in the role of the Observer.
 
     Args:
-        calls: 1 (state and query together) or 2 (Observer, then rewriter: the paper).
+        observer: the model that reads the state (its ``journal`` is not used: nothing is resumed).
+        rewriter: None: the observer writes the query too, in the same call; else the rewriter of the paper's second call.
         rewrite: off: the diagnosis itself is the query (ablation "w/o query rewrite").
+        retries: how often the *rewriter* is asked again for a query that still holds something of the problem. A leaking query
+            of the one call is masked at once.
+        fallback: see :mod:`maieutic.reat.rewrite`.
         remember: most states that are kept; the least recently used are forgotten.
-        structured: ask for the JSON schema, where the endpoint has it.
-        reasks: how often an unusable reply is asked again with another seed.
     """
 
-    chat: StructuredChat
-    sampling: Sampling = field(default_factory=lambda: Sampling(0.0, 1.0, 512))
-    calls: Literal[1, 2] = 1
+    observer: RoleChat
+    rewriter: RoleChat | None = None
     rewrite: bool = True
+    retries: int = 1
+    fallback: Fallback = "masked"
     remember: int = 4_096
-    structured: bool = True
-    reasks: int = 1
     counts: Counter[str] = field(default_factory=Counter)
-    """``calls``, ``reasks``, ``known`` (no call was needed), ``unknown:<reason>``, ``query:<kind>``."""
+    """``read``, ``known`` (no call was needed), ``unknown:<reason>``, ``query:<kind>``, and what rewriting counts."""
 
     def __post_init__(self) -> None:
         self._known: OrderedDict[str, Situation] = OrderedDict()
@@ -150,6 +151,7 @@ class LiveObserver:
         finally:
             del self._running[place]
         future.set_result(reading)
+        self.counts["read"] += 1
         if isinstance(reading.situation, Situation):
             self._known[key] = reading.situation
             if len(self._known) > self.remember:
@@ -159,104 +161,111 @@ class LiveObserver:
             self.counts[f"unknown:{reading.situation.reason}"] += 1
         return reading
 
+    @property
+    def one_call(self) -> bool:
+        """State and query come from one call."""
+        return self.rewrite and self.rewriter is None
+
     def messages(self, dialogue: Dialogue) -> list[Message]:
         """What the first (or only) call is asked."""
         solution = dialogue.solution or "(the tutor does not have it)"
         user = (
             f"The problem:\n<problem>\n{escape(dialogue.problem, quote=False)}\n</problem>\n\n"
             f"Its solution:\n<answer>\n{escape(solution, quote=False)}\n</answer>\n\n"
-            f"The conversation so far:\n<transcript>\n{judge_view(dialogue.turns)}\n</transcript>"
+            f"The conversation so far:\n<transcript>\n{fenced(dialogue.turns)}\n</transcript>"
         )
-        both = self.calls == 1 and self.rewrite
-        return [
-            Message("system", LIVE_OBSERVER_AND_REWRITER if both else LIVE_OBSERVER),
-            Message("user", user),
-        ]
+        system = LIVE_OBSERVER_AND_REWRITER if self.one_call else LIVE_OBSERVER
+        return [Message("system", system), Message("user", user)]
 
     async def _read(self, dialogue: Dialogue, seed: int) -> Reading:
-        both = self.calls == 1 and self.rewrite
+        said = [t.visible for t in dialogue.turns]
+        problem = surface(dialogue.problem, dialogue.solution or "", said)
+        chat = _Counting(self.observer.chat)
         started = time.perf_counter()
-        data, asked = await self._ask(
-            self.messages(dialogue), STATE_AND_QUERY_SCHEMA if both else STATE_SCHEMA, _state, seed
+        data = await replace(self.observer, chat=chat, journal=None).ask(
+            self.messages(dialogue),
+            STATE_AND_QUERY_SCHEMA if self.one_call else STATE_SCHEMA,
+            _state,
+            seed=seed,
         )
         observed_s = time.perf_counter() - started
         if isinstance(data, Unknown):
-            return Reading(data, asked, observed_s)
+            return Reading(data, chat.calls, observed_s)
         observation, query = data
         if not self.rewrite:
-            situation = _situation(observation, observation.diagnosis, "off")
-            return Reading(situation, asked, observed_s)
-        if self.calls == 1:
-            kind: RewriteKind = "merged" if query else "fallback"
-            return Reading(_situation(observation, query or observation.diagnosis, kind), asked, observed_s)
+            text = observation.diagnosis
+            return Reading(_situation(observation, text, "off"), chat.calls, observed_s)
+        if self.rewriter is None:
+            if not query:
+                text = fallback_query(observation, problem, self.fallback)
+                return Reading(_situation(observation, text, "fallback"), chat.calls, observed_s)
+            if find_leaks(query, problem, strict=True):
+                self.counts["query_masked"] += 1
+                query = mask(query, problem)
+            return Reading(_situation(observation, query, "merged"), chat.calls, observed_s)
         started = time.perf_counter()
-        said, more = await self._ask(
-            prompts.rewrite(observation), prompts.QUERY_SCHEMA, _query, derive(seed, "rewrite")
+        rewriter = replace(self.rewriter, chat=(second := _Counting(self.rewriter.chat)), journal=None)
+
+        async def ask(messages: Sequence[Message], attempt: int) -> str | Unknown:
+            draw = derive(seed, "rewrite", attempt)
+            return await rewriter.ask(messages, prompts.QUERY_SCHEMA, read_query, seed=draw)
+
+        found = await rewrite_query(
+            observation, problem, ask, retries=self.retries, fallback=self.fallback, counts=self.counts
         )
         rewritten_s = time.perf_counter() - started
-        kind = "fallback" if isinstance(said, Unknown) else "rewritten"
-        text = observation.diagnosis if isinstance(said, Unknown) else said
-        return Reading(_situation(observation, text, kind), asked + more, observed_s, rewritten_s)
+        return Reading(
+            _situation(observation, found.text, found.kind),
+            chat.calls + second.calls,
+            observed_s,
+            rewritten_s,
+        )
 
-    async def _ask(
-        self, messages: Sequence[Message], schema: dict[str, Any], read: Any, seed: int
-    ) -> tuple[Any, int]:
-        """(what ``read`` makes of the reply or Unknown, calls)."""
-        extra: dict[str, Any] = {"schema": schema} if self.structured else {}
-        last, why = "", "malformed"
-        for attempt in range(1 + self.reasks):
-            draw = seed if attempt == 0 else derive(seed, "reask", attempt)
-            try:
-                (reply,) = await self.chat.complete(
-                    list(messages), self.sampling, seed=draw, n=1, session=None, **extra
-                )
-            except RunStop:
-                raise
-            except EngineError as error:
-                return Unknown(reason="failed", detail=str(error)[:200]), attempt + 1
-            self.counts["calls"] += 1
-            self.counts["reasks"] += attempt > 0
-            last = reply.text
-            data = find_object(last)
-            if data is None:
-                why = "malformed"
-                continue
-            try:
-                return read(data), attempt + 1
-            except (ValidationError, ValueError, KeyError, TypeError):
-                why = "out_of_schema"
-        return Unknown(reason=why, detail=last[:200]), 1 + self.reasks
+    async def close(self) -> None:
+        """Close the models."""
+        for role in (self.observer, self.rewriter):
+            close = getattr(role.chat, "close", None) if role is not None else None
+            if close is not None:
+                await close()
 
 
-def _state(data: dict[str, Any]) -> tuple[Observation, str]:
-    """(observation without a teacher's part, query or ""). Raises for anything that is missing or no allowed value."""
-    texts = [data["error_detail"], data["struggle_reason"], data.get("query", "")]
-    if not all(isinstance(t, str) for t in texts):
-        raise ValueError("a text is expected")
-    observation = Observation(
-        meaningful=True,
-        tags=StateTags(
-            emotion=data["emotion"],
-            intent=data["intent"],
-            error_type=data["error_type"],
-            struggle=data["struggle_status"],
-        ),
-        error_detail=texts[0].strip(),
-        struggle_reason=texts[1].strip(),
-        teacher_evidence="",
-        interaction_summary="",
+class _Counting:
+    """A chat model that counts the requests of one reading."""
+
+    def __init__(self, chat: StructuredChat) -> None:
+        self._chat, self.calls = chat, 0
+
+    @property
+    def name(self) -> str:
+        return self._chat.name
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        *,
+        seed: int,
+        n: int = 1,
+        session: str | None = None,
+        schema: Mapping[str, Any] | None = None,
+    ) -> list[Completion]:
+        self.calls += 1
+        extra = {} if schema is None else {"schema": schema}
+        return await self._chat.complete(messages, sampling, seed=seed, n=n, session=session, **extra)
+
+
+def _state(data: dict[str, Any]) -> tuple[Observation, str] | Unknown:
+    """(observation without a teacher's part, query or "")."""
+    given = {k: data[k] for k in _DIAGNOSIS if k in data}
+    found = read_observation(
+        {**given, "meaningful": True, "teacher_evidence": "none yet", "interaction_summary": "none yet"}
     )
-    query = " ".join(texts[2].split())
-    if not (query or observation.diagnosis):
-        raise ValueError("nothing to retrieve with: query and diagnosis are empty")
-    return observation, query
-
-
-def _query(data: dict[str, Any]) -> str:
-    query = data["query"]
-    if not isinstance(query, str) or not query.strip():
-        raise ValueError("query is empty")
-    return " ".join(query.split())
+    if isinstance(found, Unknown):
+        return found
+    query = data.get("query", "")
+    if not isinstance(query, str):
+        return Unknown(reason="wrong_type", detail=f"query is {type(query).__name__}, not text")
+    return found, " ".join(query.split())
 
 
 def _situation(observation: Observation, query: str, kind: RewriteKind) -> Situation:
