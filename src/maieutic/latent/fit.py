@@ -1,11 +1,10 @@
 """The training loop that BC, FQI and CQL share: mini-batches, Adam, finiteness at every step, early stopping.
 
-Everything stays in a few contiguous tensors; a step is one gather, one forward, one backward and one fused Adam update.
+Everything stays in a few contiguous tensors; a step is one gather, one forward, one backward and one Adam update of one vector.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from maieutic.latent.adam import FlatAdam
 from maieutic.latent.bc import bc_loss
 from maieutic.latent.cql import cql_loss, double_q_targets
-from maieutic.latent.cql_step import cql_gradient
+from maieutic.latent.cql_step import CqlStep, target_table
 from maieutic.latent.errors import DivergenceError
 from maieutic.latent.fqi import fqi_loss, fqi_targets
 from maieutic.latent.networks import Mlp, Standardiser
@@ -73,20 +73,29 @@ Scorer = Callable[[NetPolicy], float]
 
 @dataclass(slots=True)
 class Batch:
-    """Standardised tensors: ``x``, ``next_x`` float ``[N, F]``; ``moves`` int64, ``rewards``, ``done`` float ``[N]``."""
+    """Standardised tensors: ``both`` ``[2, N, F]`` holds states and next states, ``moves`` is int64, ``rewards`` and ``done`` float ``[N]``."""
 
-    x: Tensor
-    next_x: Tensor
+    both: Tensor
     moves: Tensor
     rewards: Tensor
     done: Tensor
 
+    @property
+    def x(self) -> Tensor:
+        """States ``[N, F]``."""
+        return self.both[0]
+
+    @property
+    def next_x(self) -> Tensor:
+        """Next states ``[N, F]``."""
+        return self.both[1]
+
 
 def tensors(data: Transitions, standardise: Standardiser) -> Batch:
     """The whole data set as tensors (a terminal row's next state is the standardised zero vector; done masks it)."""
+    both = torch.stack([torch.from_numpy(data.states), torch.from_numpy(data.next_states)])
     return Batch(
-        standardise(torch.from_numpy(data.states)),
-        standardise(torch.from_numpy(data.next_states)),
+        standardise(both),
         torch.from_numpy(data.moves),
         torch.from_numpy(data.rewards),
         torch.from_numpy(data.done).float(),
@@ -109,18 +118,18 @@ class Trainer:
             members=members,
             seed=derive(spec.seed, "weights"),
         )
-        self.target = copy.deepcopy(self.net).requires_grad_(False) if learner == "cql" else None
+        self.target = self.net.frozen() if learner == "cql" else None
         self.params = list(self.net.parameters())
-        self.optimizer = torch.optim.Adam(self.params, lr=spec.lr, weight_decay=spec.weight_decay, fused=True)
+        self.optimizer = FlatAdam(self.params, lr=spec.lr, weight_decay=spec.weight_decay)
         self.generator = torch.Generator().manual_seed(derive(spec.seed, "batches"))
         self.steps = 0
         self._order = torch.zeros(0, dtype=torch.int64)
         self._at = 0
         self._y: Tensor | None = None
         self.bound = data.return_bound()
-        self._both = torch.stack([self.all.x, self.all.next_x])
+        self._cql: CqlStep | None = None
         if self.target is not None:
-            self._target_q = self.target(self.all.next_x)
+            self.sync()
 
     def _rows(self) -> Tensor:
         size = min(self.spec.batch_size, len(self.data))
@@ -156,33 +165,28 @@ class Trainer:
 
     def gradient(self, rows: Tensor) -> float:
         """Set the gradient of :meth:`loss` on these rows and return its value."""
-        self.optimizer.zero_grad(set_to_none=True)
         if self.target is None:
+            self.optimizer.grad.zero_()
             loss = self.loss(rows)
             loss.backward()
             return loss.item()
+        if self._cql is None or self._cql.n != len(rows):
+            self._cql = CqlStep(self.net, len(rows), alpha=self.spec.alpha)
         a = self.all
-        return cql_gradient(
-            self.net,
-            self._target_q[:, rows],
-            self._both[:, rows],
-            a.moves[rows],
-            a.rewards[rows],
-            a.done[rows],
-            gamma=self.data.gamma,
-            alpha=self.spec.alpha,
-        ).total.item()
+        return self._cql(
+            a.both.index_select(1, rows), a.moves.index_select(0, rows), self._table.index_select(0, rows)
+        ).item()
 
     def step(self) -> float:
         """One gradient step; returns the loss before it. Raises :class:`DivergenceError` before weights can become NaN."""
         rows = self._rows()
         value = self.gradient(rows)
-        gradients = [p.grad for p in self.params if p.grad is not None]
-        norm = float(torch.stack(torch._foreach_norm(gradients)).norm())
+        gradient = self.optimizer.grad
+        norm = gradient.norm().item()
         if not (math.isfinite(value) and math.isfinite(norm)):
             self._diverged(value, norm, rows)
         if norm > self.spec.grad_clip:
-            torch._foreach_mul_(gradients, self.spec.grad_clip / norm)
+            gradient.mul_(self.spec.grad_clip / norm)
         self.optimizer.step()
         self.steps += 1
         every = max(1, self.spec.steps // self.spec.iterations)
@@ -195,14 +199,16 @@ class Trainer:
     def sync(self) -> None:
         """Copy the critics to the target critics."""
         assert self.target is not None
-        torch._foreach_copy_(list(self.target.parameters()), [p.detach() for p in self.params])
-        self._target_q = self.target(self.all.next_x)
+        self.target.load_state_dict(self.net.state_dict())
+        self._table = target_table(
+            self.all.rewards, self.all.done, self.target(self.all.next_x), gamma=self.data.gamma
+        )
 
     def policy(self) -> NetPolicy:
         """The present policy, with its own copy of the weights."""
         kind: Literal["logits", "values"] = "logits" if self.learner == "bc" else "values"
         return NetPolicy(
-            copy.deepcopy(self.net).requires_grad_(False),
+            self.net.frozen(),
             self.standardise,
             kind,
             self.data.feature_names,

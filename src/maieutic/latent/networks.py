@@ -80,3 +80,9 @@ class Mlp(nn.Module):
             h = torch.baddbmm(b[:, None], h, w.transpose(1, 2))
             h = h if i == last else h.relu()
         return h
+
+    def frozen(self) -> Mlp:
+        """A copy with weights of its own that are not trained."""
+        out = Mlp(self.inputs, self.outputs, self.hidden, members=self.members)
+        out.load_state_dict(self.state_dict())
+        return out.requires_grad_(False)
