@@ -108,7 +108,7 @@ class DistilReport:
         ]
         if self.turn_score is not None:
             out.append(f"mean score of {self.scored} meaningful turns: {self.turn_score:.2f}")
-        out += [f"  {n:>6}  {what}" for what, n in self.roles.items() if not what.endswith(".ok")]
+        out += [f"  {n:>7}  {what}" for what, n in self.roles.items()]
         for role, u in self.usage.items():
             out.append(
                 f"{role}: {u['requests']:.0f} requests ({u['retries']:.0f} retried, {u['failures']:.0f} failed), "

@@ -11,7 +11,9 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from maieutic.config import Count, EngineSpec, Positive, SamplingSpec, Section
 from maieutic.errors import RecipeError
-from maieutic.recipe import _override, _read_with_base, locate
+from maieutic.reat.embeddings import PAPER_MODEL
+from maieutic.reat.repository import RepositorySettings
+from maieutic.recipe import apply_override, locate, read_with_base
 from maieutic.recipe_errors import explain
 
 LOOPBACK = "loopback"
@@ -85,6 +87,11 @@ class DistilRecipe(Section):
     spending_limit_usd: Positive | None = None
     roles: OcmRoles
     distil: DistilSection = DistilSection()
+    repository: RepositorySettings = RepositorySettings()
+    embedder: str = PAPER_MODEL
+    """``hashing``, ``packaged-minilm``, a Hub id or a folder."""
+    offline: bool = False
+    """Take nothing from the Hub."""
 
 
 def load_distil_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> DistilRecipe:
@@ -93,9 +100,9 @@ def load_distil_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) 
     Raises :class:`RecipeError` that names file, key, value and, where there is one, the nearest valid key.
     """
     path = locate(path_or_name)
-    data, origins = _read_with_base(path)
+    data, origins = read_with_base(path)
     for text in overrides:
-        _override(data, origins, text)
+        apply_override(data, origins, text)
     try:
         return DistilRecipe.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:

@@ -11,6 +11,8 @@ import re
 from enum import StrEnum
 from typing import Any, TypeVar, get_args
 
+from maieutic.reat.leaks import find_leaks, surface
+from maieutic.reat.merging import MergedText
 from maieutic.reat.schema import (
     CAPS,
     DIMENSIONS,
@@ -158,6 +160,18 @@ def read_query(data: dict[str, Any]) -> str | Unknown:
         return " ".join(_text(data, "query", filled=True).split())
     except _Bad as bad:
         return bad.unknown
+
+
+def read_merged(data: dict[str, Any]) -> MergedText | Unknown:
+    """A merged experience; ``leak`` for a query that holds a number, a variable or a formula."""
+    try:
+        got = MergedText(**{name: _text(data, name, filled=True) for name in MergedText.model_fields})
+    except _Bad as bad:
+        return bad.unknown
+    leaks = find_leaks(got.query, surface(""), strict=True)
+    if leaks:
+        return Unknown(reason="leak", detail=leaks[0].text)
+    return got
 
 
 def read_reflection(data: dict[str, Any]) -> tuple[Observation, Critique, Revision, Critique] | Unknown:

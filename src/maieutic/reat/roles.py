@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from maieutic.dialogue import Message
@@ -20,8 +20,16 @@ from maieutic.errors import EngineError, RunStop
 from maieutic.problems.build.checkpoint import FAILED, Journal, step_key
 from maieutic.reat import prompts
 from maieutic.reat.leaks import Surface, find_leaks
-from maieutic.reat.readers import read_critique, read_observation, read_query, read_reflection, read_revision
-from maieutic.reat.schema import Critique, Observation, Revision, Unknown
+from maieutic.reat.merging import MergedText
+from maieutic.reat.readers import (
+    read_critique,
+    read_merged,
+    read_observation,
+    read_query,
+    read_reflection,
+    read_revision,
+)
+from maieutic.reat.schema import Critique, Experience, Observation, Revision, Unknown
 from maieutic.reat.turns import TurnContext
 from maieutic.seeds import derive
 
@@ -57,7 +65,7 @@ class RoleChat:
         journal: keeps every reply on disk and gives it back on a resume; None (live tutoring): asked afresh.
         counts: shared by the roles; ``<role>.bad.<reason>`` for each bad reply, ``<role>.unknown.<reason>`` for each
         given-up call,
-            ``<role>.ok`` for each answer.
+            ``<role>.ok`` for each answer, ``<role>.requests`` and ``<role>.tokens`` (completion tokens) for what it took.
     """
 
     role: str
@@ -107,7 +115,8 @@ class RoleChat:
                 raise
             except (EngineError, TimeoutError) as error:
                 return {FAILED: str(error)}
-            return {"text": reply.text, "truncated": reply.finish_reason == "length"}
+            cut = reply.finish_reason == "length"
+            return {"text": reply.text, "truncated": cut, "tokens": reply.tokens}
 
         if self.journal is None:
             value = await call()
@@ -116,8 +125,10 @@ class RoleChat:
             used = schema if self.structured else None
             key = step_key(self.role, self.chat.name, said, asdict(self.sampling), seed, used)
             value = await self.journal.step(key, self.role, row, call)
+        self.counts[f"{self.role}.requests"] += 1
         if FAILED in value:
             return Unknown(reason="engine_failed", detail=value[FAILED])
+        self.counts[f"{self.role}.tokens"] += value["tokens"]
         return value["text"], value["truncated"]
 
 
@@ -266,6 +277,22 @@ class Roles:
             seed=self._seed(context, "rewrite", attempt),
             row=context.key,
         )
+
+    async def merge(self, kept: Experience, new: Experience) -> MergedText | None:
+        """Two experiences into a more general one, by the Rewriter's model: a :data:`maieutic.reat.merging.Merge`.
+
+        A text that holds a number, a variable or a formula is unusable (the problems are not known here any more). None when
+        nothing usable came; the reasons are counted under ``merger``.
+        """
+        merger = replace(self.rewriter, role="merger")
+        got = await merger.ask(
+            prompts.merge(kept, new),
+            prompts.MERGED_SCHEMA,
+            read_merged,
+            seed=derive(self.seed, "merge", kept.id, new.id),
+            row=new.id,
+        )
+        return None if isinstance(got, Unknown) else got
 
     async def reflect(
         self, context: TurnContext
