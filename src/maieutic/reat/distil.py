@@ -70,7 +70,7 @@ Progress = Callable[[DistilProgress], None]
 
 @dataclass(slots=True)
 class DistilReport:
-    """What a distillation did. All but ``usage``, ``asked`` and ``seconds`` is independent of kills and timing."""
+    """What a distillation did. All but ``usage``, ``merging``, ``asked`` and ``seconds`` is independent of kills and timing."""
 
     turns: int
     """Tutor turns that were reviewed."""
@@ -94,6 +94,8 @@ class DistilReport:
     """How many those are."""
     usage: dict[str, dict[str, float]]
     """Requests, tokens and dollars by role, earlier starts included."""
+    merging: dict[str, int] = field(default_factory=dict)
+    """Counts of the role that merges, of this process alone."""
     asked: int = 0
     """Requests that this process had to make."""
     seconds: float = 0.0
@@ -108,7 +110,7 @@ class DistilReport:
         ]
         if self.turn_score is not None:
             out.append(f"mean score of {self.scored} meaningful turns: {self.turn_score:.2f}")
-        out += [f"  {n:>7}  {what}" for what, n in self.roles.items()]
+        out += [f"  {n:>7}  {what}" for what, n in {**self.roles, **self.merging}.items()]
         for role, u in self.usage.items():
             out.append(
                 f"{role}: {u['requests']:.0f} requests ({u['retries']:.0f} retried, {u['failures']:.0f} failed), "
@@ -151,6 +153,7 @@ async def distil(
     contexts = read_contexts(transcripts, skipped)
     state = DistilProgress(len(contexts), ledger)
     roles.counts.clear()
+    roles.merges.clear()
     async with Journal(out / "journal.jsonl", ledger, retry_failed=retry_failed) as journal:
         roles.keep_in(journal)
         try:
@@ -160,6 +163,7 @@ async def distil(
         finally:
             roles.keep_in(None)
     report = _report(reviews, outcomes, skipped, roles, ledger)
+    report.merging = dict(sorted(roles.merges.items()))
     report.asked, report.seconds = journal.asked, round(time.monotonic() - begun, 3)
     _write(out, reviews, outcomes, report)
     return report

@@ -161,6 +161,8 @@ class Roles:
     rewriter: RoleChat
     reflection: RoleChat | None = None
     seed: int = 0
+    merges: Counter[str] = field(default_factory=Counter)
+    """Counts of the merger alone, of this process: what was merged before a kill is not asked again."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -282,9 +284,9 @@ class Roles:
         """Two experiences into a more general one, by the Rewriter's model: a :data:`maieutic.reat.merging.Merge`.
 
         A text that holds a number, a variable or a formula is unusable (the problems are not known here any more). None when
-        nothing usable came; the reasons are counted under ``merger``.
+        nothing usable came; the reasons are counted in :attr:`merges`.
         """
-        merger = replace(self.rewriter, role="merger")
+        merger = replace(self.rewriter, role="merger", counts=self.merges)
         got = await merger.ask(
             prompts.merge(kept, new),
             prompts.MERGED_SCHEMA,
