@@ -82,7 +82,7 @@ def _judge(text: str, overrides: list[str]) -> JudgeSpec:
 
     from maieutic.config import JudgeSpec
     from maieutic.errors import RecipeError
-    from maieutic.recipe import _override, load_recipe
+    from maieutic.recipe import apply_override, load_recipe
 
     data: dict[str, Any]
     if text == "rule" or re.match(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", text):
@@ -95,7 +95,7 @@ def _judge(text: str, overrides: list[str]) -> JudgeSpec:
     else:
         data = load_recipe(text).judge.model_dump(mode="json", exclude_unset=True)
     for one in overrides:
-        _override(data, {}, one)
+        apply_override(data, {}, one)
     try:
         return JudgeSpec.model_validate(data)
     except ValidationError as error:

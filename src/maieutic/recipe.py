@@ -45,9 +45,9 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
     what was there. Raises :class:`RecipeError` that names file, key, value and, where there is one, the nearest valid name.
     """
     path = locate(path_or_name)
-    data, origins = _read_with_base(path)
+    data, origins = read_with_base(path)
     for text in overrides:
-        _override(data, origins, text)
+        apply_override(data, origins, text)
     return _validate(data, origins, str(path))
 
 
@@ -102,7 +102,11 @@ def _read(path: Path) -> tuple[dict[str, Any], Origins]:
     return data, {key: f"{path}:{line}" for key, line in lines.items()}
 
 
-def _read_with_base(path: Path) -> tuple[dict[str, Any], Origins]:
+def read_with_base(path: Path) -> tuple[dict[str, Any], Origins]:
+    """The plain data of a recipe file merged over the file that its ``base`` names, and the file and line of every key.
+
+    Nothing is validated here. Raises :class:`RecipeError` for a file that cannot be read, is no mapping, or has an impossible base.
+    """
     data, origins = _read(path)
     if "base" not in data:
         return data, origins
@@ -144,7 +148,8 @@ def _forget(origins: Origins, here: KeyPath) -> None:
         del origins[key]
 
 
-def _override(data: dict[str, Any], origins: Origins, text: str) -> None:
+def apply_override(data: dict[str, Any], origins: Origins, text: str) -> None:
+    """Set ``key.sub=value`` (the value is YAML) in ``data``, and its place in ``origins``. Raises :class:`RecipeError`."""
     name = f"override {text!r}"
     key, eq, raw = text.partition("=")
     if not eq or not key.strip() or any(not p.strip() for p in key.split(".")):

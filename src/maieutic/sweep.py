@@ -30,7 +30,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from maieutic.config import Count, Recipe, Section
 from maieutic.errors import MaieuticError, RecipeError
-from maieutic.recipe import _override, _read_with_base, dump_recipe, load_recipe
+from maieutic.recipe import apply_override, dump_recipe, load_recipe, read_with_base
 from maieutic.training.sft_config import anchor, load_sft_recipe, locate_in, read_as
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -88,9 +88,9 @@ class SweepRecipe(Section):
 def load_sweep_recipe(name: str | Path, overrides: Sequence[str] = ()) -> SweepRecipe:
     """The validated recipe of a file, or of a shipped name such as ``compare/cpu``; relative paths as in other recipes."""
     path = locate_in("compare", name)
-    data, origins = _read_with_base(path)
+    data, origins = read_with_base(path)
     for text in overrides:
-        _override(data, origins, text)
+        apply_override(data, origins, text)
     arms = data.get("arms")
     for node in [data.get("instrument"), *(arms.values() if isinstance(arms, dict) else [])]:
         anchor(node, "recipe", path.parent)

@@ -21,7 +21,7 @@ from maieutic.config import (
     Section,
 )
 from maieutic.errors import RecipeError
-from maieutic.recipe import _override, _read_with_base, locate
+from maieutic.recipe import apply_override, locate, read_with_base
 from maieutic.yaml12 import dotted
 
 SUITES = ("environment", "middle_turn", "mathtutorbench", "replay", "moves", "retention")
@@ -209,9 +209,9 @@ def load_evaluation_recipe(name: str | Path, overrides: Sequence[str] = ()) -> E
     Relative paths that exist beside the file are taken from there, else from the working directory.
     """
     path = _locate(name)
-    data, origins = _read_with_base(path)
+    data, origins = read_with_base(path)
     for text in overrides:
-        _override(data, origins, text)
+        apply_override(data, origins, text)
     _anchor(data, path.parent)
     try:
         return EvaluationRecipe.model_validate_json(json.dumps(data), strict=True)

@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 from maieutic import yaml12
 from maieutic.config import Count, EngineSpec, EnvSpec, Positive, SamplingSpec, Section, Share
 from maieutic.errors import RecipeError
-from maieutic.recipe import _override, _read_with_base, locate
+from maieutic.recipe import apply_override, locate, read_with_base
 from maieutic.recipe_errors import explain
 
 RULES = "loopback"
@@ -184,9 +184,9 @@ class LatentRecipe(Section):
 def load_latent_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> LatentRecipe:
     """The validated recipe of a file or of a shipped name such as ``latent/cpu``; overrides and errors as for other recipes."""
     path = locate(path_or_name)
-    data, origins = _read_with_base(path)
+    data, origins = read_with_base(path)
     for text in overrides:
-        _override(data, origins, text)
+        apply_override(data, origins, text)
     problems = data.get("problems")
     if isinstance(problems, str) and (path.parent / problems).exists():
         data["problems"] = str((path.parent / problems).resolve())

@@ -73,7 +73,7 @@ Scorer = Callable[[NetPolicy], float]
 
 @dataclass(slots=True)
 class Batch:
-    """Standardised tensors: ``both`` ``[2, N, F]`` holds states and next states, ``moves`` is int64, ``rewards`` and ``done`` float ``[N]``."""
+    """Standardised tensors: ``both`` ``[2, N, F]`` (states, next states), ``moves`` int64, ``rewards``, ``done`` float ``[N]``."""
 
     both: Tensor
     moves: Tensor

@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from maieutic.config import Count, Positive, Section, Share
 from maieutic.errors import RecipeError
-from maieutic.recipe import _override, _read_with_base
+from maieutic.recipe import apply_override, read_with_base
 from maieutic.recipe_errors import explain
 
 S = TypeVar("S", bound=Section)
@@ -114,9 +114,9 @@ def load_sft_recipe(name: str | Path, overrides: Sequence[str] = ()) -> SftRecip
     Relative paths that exist beside the file are taken from there, else from the working directory.
     """
     path = locate_in("sft", name)
-    data, origins = _read_with_base(path)
+    data, origins = read_with_base(path)
     for text in overrides:
-        _override(data, origins, text)
+        apply_override(data, origins, text)
     anchor(data, "experiment", path.parent)
     sources = data.get("sources")
     for source in sources if isinstance(sources, list) else []:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError, model
 
 from maieutic.config import Count, EngineSpec, EnvSpec, Positive, SamplingSpec, Section, Share, StudentSpec
 from maieutic.errors import RecipeError
-from maieutic.recipe import _override, _read_with_base, locate
+from maieutic.recipe import apply_override, locate, read_with_base
 from maieutic.yaml12 import KeyPath, dotted
 
 
@@ -148,9 +148,9 @@ def load_data_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) ->
     Paths are taken relative to the recipe when something lies there. Raises :class:`RecipeError`.
     """
     path = _locate(path_or_name)
-    data, origins = _read_with_base(path)
+    data, origins = read_with_base(path)
     for text in overrides:
-        _override(data, origins, text)
+        apply_override(data, origins, text)
     _anchor(data, path.parent)
     try:
         return DataRecipe.model_validate_json(json.dumps(data), strict=True)
