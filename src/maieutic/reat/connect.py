@@ -33,14 +33,12 @@ async def connect_roles(
     """
     counts: Counter[str] = Counter()
     async with AsyncExitStack() as stack:
-        given = [
-            r for r in (spec.ocm, spec.observer, spec.critic, spec.mentor, spec.rewriter) if r is not None
-        ]
         loopback = ""
-        if any(LOOPBACK in r.engine.urls for r in given):
-            from maieutic.reat.rule_roles import RuleRoles
+        if any(LOOPBACK in r.engine.urls for r in spec.given):
+            from maieutic.reat.rule_roles import Faults, RuleRoles
 
-            loopback = await stack.enter_async_context(RuleRoles())
+            faults = Faults() if spec.faults is None else Faults(**spec.faults.model_dump())
+            loopback = await stack.enter_async_context(RuleRoles(faults))
         capacity = 0
 
         def open_chat(role: OcmRole, name: str) -> HttpChat:

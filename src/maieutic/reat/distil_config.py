@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from maieutic.config import Count, EngineSpec, Positive, SamplingSpec, Section
+from maieutic.config import Count, EngineSpec, Positive, SamplingSpec, Section, Share
 from maieutic.errors import RecipeError
 from maieutic.reat.embeddings import PAPER_MODEL
 from maieutic.reat.repository import RepositorySettings
@@ -37,6 +37,23 @@ class OcmRole(Section):
         return self
 
 
+class FaultsSpec(Section):
+    """Faults that the loopback server plants (:class:`maieutic.reat.rule_roles.Faults`): shares of replies, at most one each."""
+
+    malformed: Share = 0.0
+    out_of_range: Share = 0.0
+    contradiction: Share = 0.0
+    leak: Share = 0.0
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _shares(self) -> Self:
+        total = self.malformed + self.out_of_range + self.contradiction + self.leak
+        if total > 1:
+            raise ValueError(f"the shares of faults add up to {total:g}, which is more than every reply")
+        return self
+
+
 class OcmRoles(Section):
     """Who reviews. A role that is not given is played by ``ocm``."""
 
@@ -46,6 +63,20 @@ class OcmRoles(Section):
     mentor: OcmRole | None = None
     rewriter: OcmRole | None = None
     """Rewrites diagnoses into queries and merges experiences (a small model in the paper)."""
+    faults: FaultsSpec | None = None
+    """Of roles at ``loopback``."""
+
+    @property
+    def given(self) -> list[OcmRole]:
+        """The roles with an endpoint of their own."""
+        every = (self.ocm, self.observer, self.critic, self.mentor, self.rewriter)
+        return [role for role in every if role is not None]
+
+    @model_validator(mode="after")
+    def _faults_used(self) -> Self:
+        if self.faults is not None and not any(LOOPBACK in role.engine.urls for role in self.given):
+            raise ValueError(f"roles.faults is set but no role is at {LOOPBACK}: nobody would plant them")
+        return self
 
 
 class DistilSection(Section):
