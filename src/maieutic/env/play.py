@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Literal, Protocol, TypeVar
 
 from maieutic.config import EnvSpec, RewardSpec
-from maieutic.dialogue import Dialogue, Turn
+from maieutic.dialogue import Dialogue, EndReason, Turn
 from maieutic.env.base import Episode, Judge, Phase, PostTest, Student, StudentFailed, Tutor
 from maieutic.env.gates import judge_gates
 from maieutic.env.prompts import EnvTemplates
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 Tested = Literal["transfer", "source"]
 S = TypeVar("S")
+Until = Callable[[Dialogue], Awaitable[EndReason | None]]
+"""Asked after every student turn: the name under which the dialogue ends with it, None for going on."""
 
 RUN_ERRORS = (RunStop, RunInterrupted, RecipeError, ProblemDataError, ModelError, EngineMismatchError)
 """Errors that no other episode would escape either: they stop the run and are never turned into an excluded episode."""
@@ -51,8 +53,8 @@ class GraderLike(Protocol):
     async def grade_many(self, texts: Sequence[str], gold: str) -> Sequence[GradeLike]: ...
 
 
-class _Excluded(Exception):
-    """Ends an episode that must not count. ``label`` becomes ``Episode.exclusion``."""
+class Excluded(Exception):
+    """Ends an episode that must not count: a step of :class:`Environment` raises it. ``label`` becomes ``Episode.exclusion``."""
 
     def __init__(self, label: str, message: str) -> None:
         super().__init__(message)
@@ -116,20 +118,24 @@ class Environment:
             dialogue=self.new_dialogue(pair, id),
             pre=tested.rate(student.key).rate,
         )
+        return await self.settle(episode, self._run(episode, tutor, student, judge, grader, extra_tests))
+
+    async def settle(self, episode: Episode, steps: Awaitable[None]) -> Episode:
+        """Run the ``steps`` of an episode: what concerns it alone becomes its exclusion, what concerns the run is raised."""
         started = time.perf_counter()
         try:
-            await self._run(episode, tutor, student, judge, grader, extra_tests)
-        except _Excluded as error:
+            await steps
+        except Excluded as error:
             episode.exclusion, episode.error = error.label, str(error)
         except RUN_ERRORS:
             raise
         except Exception as error:
             episode.exclusion = f"error:{type(error).__name__}"
             episode.error = f"{type(error).__name__}: {error}"
-            log.error("episode %s is excluded: %s", id, episode.error, exc_info=error)
+            log.error("episode %s is excluded: %s", episode.id, episode.error, exc_info=error)
         if episode.exclusion is not None:
             episode.reward = None
-            log.info("episode %s excluded: %s", id, episode.exclusion)
+            log.info("episode %s excluded: %s", episode.id, episode.exclusion)
         episode.timing["total"] = time.perf_counter() - started
         return episode
 
@@ -143,12 +149,11 @@ class Environment:
         extra_tests: Sequence[Tested],
     ) -> None:
         dialogue, pair, env = episode.dialogue, episode.pair, self.env
-        with _timed(episode, "dialogue"):
+        with timed(episode, "dialogue"):
             await self.converse(tutor, student, dialogue, seed=episode.seed)
-        if not dialogue.by("tutor"):
-            raise _Excluded("no_tutor_turn", f"the dialogue ended ({dialogue.end}) before the tutor spoke")
+        require_tutor_turn(dialogue)
 
-        with _timed(episode, "gates"):
+        with timed(episode, "gates"):
             seed = derive(episode.seed, "gates")
             episode.verdicts = await judge_gates(judge, dialogue, pair, env, seed=seed)
         decisions = {name: v.decision for name, v in episode.verdicts.items()}
@@ -156,11 +161,11 @@ class Environment:
         rejected = env.gates == "hard" and "reject" in decisions.values()
         # In training a post-test that cannot change the outcome is not paid for; in evaluation every episode is tested.
         if episode.phase == "eval" or not (unknown or rejected):
-            with _timed(episode, "post_test"):
-                await self._take_tests(episode, student, grader, extra_tests)
+            with timed(episode, "post_test"):
+                await self.take_tests(episode, student, grader, extra_tests)
         if unknown:
             verdict = episode.verdicts[unknown[0]]
-            raise _Excluded(f"unknown:{unknown[0]}", f"{verdict.criterion}: {verdict.reason}")
+            raise Excluded(f"unknown:{unknown[0]}", f"{verdict.criterion}: {verdict.reason}")
         episode.reward = compute_reward(episode, env, self.reward)
 
     # ---- the dialogue ----------------------------------------------------------------------------------------------
@@ -174,13 +179,19 @@ class Environment:
         return dialogue
 
     async def converse(self, tutor: Tutor, student: Student, dialogue: Dialogue, *, seed: int) -> None:
-        """Alternate until the end token, the turn cap or the context limit; sets ``dialogue.end``.
+        """The dialogue from its opening to its end: :meth:`alternate`, which a subclass may precede with an opening of its own."""
+        await self.alternate(tutor, student, dialogue, seed=seed)
+
+    async def alternate(
+        self, tutor: Tutor, student: Student, dialogue: Dialogue, *, seed: int, until: Until | None = None
+    ) -> None:
+        """Alternate, tutor first, until the end token, the turn cap, the context limit or ``until``; sets ``dialogue.end``.
 
         The end token is honoured when at least ``env.end_after`` tutor turns precede the turn that carries it. A speaker
         that fails ends the dialogue as ``tutor_failed`` or ``student_failed``, and the episode is excluded under that name.
         """
-        spoken = 0
-        while True:
+        spoken = len(dialogue.by("tutor"))
+        while len(dialogue.turns) < self.env.max_turns:
             turn_seed = derive(seed, "turn", len(dialogue.turns))
             try:
                 turn = await tutor.reply(dialogue, seed=turn_seed)
@@ -188,14 +199,14 @@ class Environment:
                 raise
             except EngineError as error:
                 dialogue.end = "tutor_failed"
-                raise _Excluded("tutor_failed", str(error)) from error
+                raise Excluded("tutor_failed", with_cause(error)) from error
             if turn is None:
                 dialogue.end = "context_limit"
-                return
+                break
             dialogue.add(turn)
             if turn.end_token and spoken >= self.env.end_after:
                 dialogue.end = "end_token"
-                return
+                break
             spoken += 1
             if len(dialogue.turns) >= self.env.max_turns:
                 break
@@ -203,11 +214,12 @@ class Environment:
                 reply = await student.reply(dialogue, seed=derive(seed, "turn", len(dialogue.turns)))
             except StudentFailed as error:
                 dialogue.end = "student_failed"
-                raise _Excluded("student_failed", _chain(error)) from error
+                raise Excluded("student_failed", with_cause(error)) from error
             dialogue.add(reply)
-            if len(dialogue.turns) >= self.env.max_turns:
+            if until is not None and (end := await until(dialogue)) is not None:
+                dialogue.end = end
                 break
-        dialogue.end = "max_turns"
+        dialogue.end = dialogue.end or "max_turns"
 
     # ---- the post-test -----------------------------------------------------------------------------------------------
 
@@ -233,7 +245,7 @@ class Environment:
             )
         return PostTest(which, env.hide_tutor, list(answers), [g.verdict for g in grades])
 
-    async def _take_tests(
+    async def take_tests(
         self, episode: Episode, student: Student, grader: GraderLike, extra_tests: Sequence[Tested]
     ) -> None:
         pair = episode.pair
@@ -254,17 +266,24 @@ class Environment:
                     seed=derive(episode.seed, "post_test", which),
                 )
             except StudentFailed as error:
-                raise _Excluded("student_failed", f"post-test: {_chain(error)}") from error
+                raise Excluded("student_failed", f"post-test: {with_cause(error)}") from error
             if which == main:
                 episode.post_test = result
             else:
                 episode.extra_tests[which] = result
             if result.graded == 0 or result.graded < self.env.post_test_min_graded * len(result.grades):
                 share = f"{result.graded} of {len(result.grades)} answers"
-                raise _Excluded("ungraded", f"post-test on the {which} problem: only {share} could be graded")
+                raise Excluded("ungraded", f"post-test on the {which} problem: only {share} could be graded")
 
 
-def _chain(error: BaseException) -> str:
+def require_tutor_turn(dialogue: Dialogue) -> None:
+    """Exclude the episode of a dialogue that ended before the tutor spoke."""
+    if not dialogue.by("tutor"):
+        raise Excluded("no_tutor_turn", f"the dialogue ended ({dialogue.end}) before the tutor spoke")
+
+
+def with_cause(error: BaseException) -> str:
+    """The error's message and that of its cause, unless the message has it already."""
     return (
         f"{error} (cause: {error.__cause__})"
         if error.__cause__ and str(error.__cause__) not in str(error)
@@ -273,7 +292,7 @@ def _chain(error: BaseException) -> str:
 
 
 @contextmanager
-def _timed(episode: Episode, name: str) -> Iterator[None]:
+def timed(episode: Episode, name: str) -> Iterator[None]:
     start = time.perf_counter()
     try:
         yield

@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 from maieutic.config import EnvSpec, RewardSpec
 from maieutic.dialogue import Dialogue, Turn
 from maieutic.env.base import Episode, Judge, Phase, RewardBreakdown, Student, StudentFailed, Tutor
-from maieutic.env.play import Environment, GraderLike, Tested, _chain, _Excluded, draw_student
+from maieutic.env.play import Environment, Excluded, GraderLike, Tested, draw_student, with_cause
 from maieutic.env.prompts import EnvTemplates, fill
 from maieutic.env.reward import normalised_gain
 from maieutic.errors import RecipeError, RewardError
@@ -183,7 +183,7 @@ class SameProblem(Environment):
                 attempt = await self._attempt(student, dialogue, derive(seed, "attempt"))
             except StudentFailed as error:
                 dialogue.end = "student_failed"
-                raise _Excluded("student_failed", f"opening attempt: {_chain(error)}") from error
+                raise Excluded("student_failed", f"opening attempt: {with_cause(error)}") from error
             said = fill(self.texts["opening_attempted.txt"], name=name, attempt=attempt.visible)
             dialogue.turns[:] = [replace(attempt, visible=said)]
         await super().converse(tutor, student, dialogue, seed=seed)

@@ -12,22 +12,21 @@ kept as ``pair.provenance["mistake"]``, so that a dialogue that is continued lat
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from maieutic.config import EnvSpec, RewardSpec, StudentSpec
-from maieutic.dialogue import Dialogue, Message, Turn, judge_view
+from maieutic.dialogue import Dialogue, EndReason, Message, Turn, judge_view
 from maieutic.engines.base import ChatModel, Sampling
-from maieutic.env.base import Episode, Judge, Phase, PostTest, RewardBreakdown, Student, StudentFailed, Tutor
+from maieutic.env.base import Episode, Judge, Phase, PostTest, RewardBreakdown, Student, Tutor
 from maieutic.env.llm_judge import StructuredChat
-from maieutic.env.play import RUN_ERRORS, Environment, GraderLike, Tested
+from maieutic.env.play import Environment, Excluded, GraderLike, Tested, require_tutor_turn, timed
 from maieutic.env.prompts import EnvTemplates, fill
 from maieutic.env.reward import normalised_gain
 from maieutic.env.student import ModelStudent
-from maieutic.errors import EngineError, EngineMismatchError, RecipeError, RunStop
+from maieutic.errors import EngineError, RecipeError, RunStop
 from maieutic.latent.json_reply import ask_json
 from maieutic.latent.told import claims_answer, told_before
 from maieutic.problems.schema import Problem, ProblemPair, StudentKey
@@ -214,12 +213,6 @@ async def write_mistakes(
     )
 
 
-class _Excluded(Exception):
-    def __init__(self, label: str, message: str) -> None:
-        super().__init__(message)
-        self.label = label
-
-
 class SuccessEnvironment(Environment):
     """See the module. ``success``: the judge of success (None: :class:`RuleSuccess`); ``post_test``: take the masked post-test."""
 
@@ -283,79 +276,32 @@ class SuccessEnvironment(Environment):
         meets = student
         if (mistake := pair.provenance.get("mistake")) and isinstance(student, SixthGrader):
             meets = student.with_mistake(mistake)
-        started = time.perf_counter()
-        try:
-            solved = await self._until_solved(episode, tutor, meets, grader)
-            if self.takes_post_test:
-                await self._test(episode, meets, grader)
-            episode.reward = self._reward(episode, solved)
-        except _Excluded as error:
-            episode.exclusion, episode.error = error.label, str(error)
-        except RUN_ERRORS:
-            raise
-        except Exception as error:
-            episode.exclusion = f"error:{type(error).__name__}"
-            episode.error = f"{type(error).__name__}: {error}"
-            log.error("episode %s is excluded: %s", id, episode.error, exc_info=error)
-        episode.timing["total"] = time.perf_counter() - started
-        return episode
+        return await self.settle(episode, self._until_solved(episode, tutor, meets, grader, extra_tests))
 
     async def _until_solved(
-        self, episode: Episode, tutor: Tutor, student: Student, grader: GraderLike
-    ) -> bool:
-        dialogue = episode.dialogue
-        spoken = len(dialogue.by("tutor"))
-        while len(dialogue.turns) < self.env.max_turns:
-            n = len(dialogue.turns)
-            try:
-                turn = await tutor.reply(dialogue, seed=derive(episode.seed, "turn", n))
-            except (RunStop, EngineMismatchError):
-                raise
-            except EngineError as error:
-                dialogue.end = "tutor_failed"
-                raise _Excluded("tutor_failed", str(error)) from error
-            if turn is None:
-                dialogue.end = "context_limit"
-                break
-            dialogue.add(turn)
-            if turn.end_token and spoken >= self.env.end_after:
-                dialogue.end = "end_token"
-                break
-            spoken += 1
-            if len(dialogue.turns) >= self.env.max_turns:
-                break
-            try:
-                dialogue.add(await student.reply(dialogue, seed=derive(episode.seed, "turn", n + 1)))
-            except StudentFailed as error:
-                dialogue.end = "student_failed"
-                raise _Excluded("student_failed", str(error)) from error
-            said = await self.success.solved(
-                dialogue, episode.pair, grader, seed=derive(episode.seed, "success", n)
-            )
+        self,
+        episode: Episode,
+        tutor: Tutor,
+        student: Student,
+        grader: GraderLike,
+        extra_tests: Sequence[Tested],
+    ) -> None:
+        async def until(dialogue: Dialogue) -> EndReason | None:
+            before = len(dialogue.turns) - 2
+            seed = derive(episode.seed, "success", before)
+            said = await self.success.solved(dialogue, episode.pair, grader, seed=seed)
             if said is None:
-                raise _Excluded("unknown:success", "the success judge could not tell")
-            if said:
-                dialogue.end = "solved"
-                return True
-        if not dialogue.by("tutor"):
-            raise _Excluded("no_tutor_turn", f"the dialogue ended ({dialogue.end}) before the tutor spoke")
-        dialogue.end = dialogue.end or "max_turns"
-        return False
+                raise Excluded("unknown:success", "the success judge could not tell")
+            return "solved" if said else None
 
-    async def _test(self, episode: Episode, student: Student, grader: GraderLike) -> None:
-        pair = episode.pair
-        which: Tested = "transfer" if self.env.transfer and pair.transfer is not None else "source"
-        problem = pair.tested(self.env.transfer)
-        seed = derive(episode.seed, "post_test", which)
-        try:
-            result = await self.post_test(student, grader, episode.dialogue, problem, which, seed=seed)
-        except StudentFailed as error:
-            raise _Excluded("student_failed", f"post-test: {error}") from error
-        if result.graded == 0 or result.graded < self.env.post_test_min_graded * len(result.grades):
-            raise _Excluded(
-                "ungraded", f"only {result.graded} of {len(result.grades)} answers could be graded"
-            )
-        episode.post_test = result
+        dialogue = episode.dialogue
+        with timed(episode, "dialogue"):
+            await self.alternate(tutor, student, dialogue, seed=episode.seed, until=until)
+        require_tutor_turn(dialogue)
+        if self.takes_post_test:
+            with timed(episode, "post_test"):
+                await self.take_tests(episode, student, grader, extra_tests)
+        episode.reward = self._reward(episode, dialogue.end == "solved")
 
     def _reward(self, episode: Episode, solved: bool) -> RewardBreakdown:
         value = 1.0 if solved else -1.0

@@ -23,7 +23,7 @@ from maieutic import yaml12
 from maieutic.config import EnvSpec, RewardSpec
 from maieutic.dialogue import BLANK, Dialogue, Turn
 from maieutic.env.base import Episode, Judge, Phase, RewardBreakdown, Student, StudentFailed, Tutor
-from maieutic.env.play import RUN_ERRORS, Environment, GraderLike, Tested, _chain, _Excluded
+from maieutic.env.play import RUN_ERRORS, Environment, Excluded, GraderLike, Tested, with_cause
 from maieutic.env.prompts import EnvTemplates, fill
 from maieutic.env.tutorrl import TakesPersona
 from maieutic.errors import EngineError, EngineMismatchError, RecipeError, RunStop
@@ -253,13 +253,13 @@ class PersonaEnvironment(Environment):
         try:
             await self.converse(tutor, student, episode.dialogue, seed=seed)
             if not episode.dialogue.by("tutor"):
-                raise _Excluded("no_tutor_turn", f"the dialogue ended ({episode.dialogue.end}) at once")
+                raise Excluded("no_tutor_turn", f"the dialogue ended ({episode.dialogue.end}) at once")
             solved = float(episode.dialogue.end == "solved")
             turns = float(len(episode.dialogue.by("tutor")))
             pre = math.nan if episode.pre is None else episode.pre
             extra = {"solved": solved, "tutor_turns": turns}
             episode.reward = RewardBreakdown(solved, gated=False, pre=pre, post=None, gain=None, extra=extra)
-        except _Excluded as error:
+        except Excluded as error:
             episode.exclusion, episode.error = error.label, str(error)
         except RUN_ERRORS:
             raise
@@ -284,7 +284,7 @@ class PersonaEnvironment(Environment):
                 raise
             except EngineError as error:
                 dialogue.end = "tutor_failed"
-                raise _Excluded("tutor_failed", str(error)) from error
+                raise Excluded("tutor_failed", str(error)) from error
             if turn is None:
                 dialogue.end = "context_limit"
                 return
@@ -319,7 +319,7 @@ class PersonaEnvironment(Environment):
             turn = await student.reply(dialogue, seed=seed)
         except StudentFailed as error:
             (whole or dialogue).end = "student_failed"
-            raise _Excluded("student_failed", _chain(error)) from error
+            raise Excluded("student_failed", with_cause(error)) from error
         if self.signal not in turn.visible:
             return turn, False
         text = turn.visible.replace(self.signal, " ").strip() or BLANK
