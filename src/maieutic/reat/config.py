@@ -22,7 +22,7 @@ from maieutic.recipe_errors import explain
 
 PROMPT_ONLY, REAT = "prompt_only", "reat"
 ABLATIONS = ("state_random", "no_gate", "no_rewrite", "merged_roles", "no_state_filter", "no_merging")
-"""The six of Figure 6, in its order: state-random retrieval; no quality gate; no query rewrite; one OCM call; no state filter; no merging."""
+"""The six of Figure 6, in its order."""
 OWN_REPOSITORY: dict[str, dict[str, dict[str, Any]]] = {
     "no_gate": {"distil": {"gate": False}},
     "no_rewrite": {"distil": {"rewrite": False}},
@@ -31,6 +31,9 @@ OWN_REPOSITORY: dict[str, dict[str, dict[str, Any]]] = {
 }
 """Ablations whose experience is distilled anew from the same dialogues, and the settings that they change."""
 ARMS = (PROMPT_ONLY, REAT, *ABLATIONS)
+Arm = Literal[
+    "prompt_only", "reat", "state_random", "no_gate", "no_rewrite", "merged_roles", "no_state_filter", "no_merging"
+]  # fmt: skip
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
@@ -49,7 +52,7 @@ class StudentRole(Section):
 
 
 class RunRoles(Section):
-    """Who does what. The teacher is any arm of an evaluation: an endpoint, a base, SFT- or RL-trained model, or a class of one's own."""
+    """Who does what. The teacher is any arm of an evaluation: an endpoint, a base, SFT- or RL-trained model, or one's own class."""
 
     tutor: ArmSpec
     student: StudentRole
@@ -110,9 +113,7 @@ class Transfer(Section):
 class TestSection(Section):
     __test__ = False  # not a test class, whatever its name says to pytest
 
-    arms: list[Literal["prompt_only", "reat", "state_random", "no_gate", "no_rewrite", "merged_roles", "no_state_filter", "no_merging"]] = Field(
-        default=["prompt_only", "reat"]
-    )  # fmt: skip
+    arms: list[Arm] = Field(default=["prompt_only", "reat"])
     ablations_on: Count = 1
     """Ablations are played on the first so many splits."""
     rescue_below: Annotated[float, Field(gt=0, le=100)] = 90.0
