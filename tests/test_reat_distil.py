@@ -413,7 +413,7 @@ def test_merged_roles_ask_once_a_turn(run: Path, tmp_path: Path) -> None:
     report, server = distilled(run, tmp_path / "out", Notebook(), merged_roles=True)
     assert report.roles["reflection.requests"] == 30
     assert server.requests == 30 + report.experiences, "one reflection a turn and one rewriting an experience"
-    assert 0 < report.experiences and "observer.requests" not in report.roles
+    assert report.experiences > 0 and "observer.requests" not in report.roles
     apart, _ = distilled(run, tmp_path / "apart", Notebook())
     assert report.turn_score == apart.turn_score, "the rules are the same, asked at once or apart"
 
