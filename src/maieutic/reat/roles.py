@@ -63,9 +63,8 @@ class RoleChat:
         reasks: further tries after a reply that could not be used.
         structured: send the JSON schema (off for endpoints without structured output).
         journal: keeps every reply on disk and gives it back on a resume; None (live tutoring): asked afresh.
-        counts: shared by the roles; ``<role>.bad.<reason>`` for each bad reply, ``<role>.unknown.<reason>`` for each
-        given-up call,
-            ``<role>.ok`` for each answer, ``<role>.requests`` and ``<role>.tokens`` (completion tokens) for what it took.
+        counts: shared by the roles; ``<role>.bad.<reason>`` for each bad reply, ``<role>.unknown.<reason>`` for each call that
+            was given up, ``<role>.ok`` for each answer; ``<role>.requests``, ``<role>.tokens`` (completion) for what it took.
     """
 
     role: str
