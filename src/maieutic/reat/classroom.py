@@ -50,7 +50,9 @@ class ProblemSets:
 def load_problem_sets(recipe: ReatRecipe) -> ProblemSets:
     """The sets of a recipe. No text of a held-out problem occurs in a batch. Raises :class:`RecipeError` for too few problems."""
     spec = recipe.problems
-    every = read_pairs(spec.source, split=spec.split, config=spec.config, offline=recipe.offline)
+    every = read_pairs(
+        spec.source, split=spec.split, config=spec.config, offline=recipe.offline, options=spec.options
+    )
     held = spec.splits * spec.split_size
     if spec.test_source is None:
         parted = split_pairs(every, held, recipe.seed)

@@ -73,6 +73,8 @@ class RunProblems(Section):
     """Problems that experience is made from: a shipped set, a path, a Hub id."""
     split: str | None = None
     config: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Of a generator (``generate:…``)."""
     batches: Count = 5
     batch_size: Count = 100
     """B0, B1, …: each is an unseen test set for the experience of those before it."""

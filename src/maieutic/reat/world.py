@@ -6,7 +6,7 @@ square. So neither the state alone nor the difficulty alone tells what to do: an
 one time in four, and one with the right difficulty from another state never does. A tutor turn either takes an approach or is a
 plain question; the student understands one more idea with
 
-    p = 0.80 (fitting approach)   0.45 (plain question)   0.20 (another approach)
+    p = 0.80 (fitting approach)   0.45 (plain question)   0.10 (another approach)
 
 and has understood the problem after ``ideas`` of them. Everything is said in words, and read from words again
 (:mod:`maieutic.reat.world_roles`). It is a test of machinery and no model of people: nothing about tutoring follows from it.
@@ -88,7 +88,7 @@ class World:
     ideas: int = 3
     p_fitting: float = 0.80
     p_plain: float = 0.45
-    p_other: float = 0.20
+    p_other: float = 0.10
     p_advice: float = 0.95
     p_plain_turn: float = 0.6
     """Without advice: how often the tutor asks a plain question; else it takes an approach at random."""
