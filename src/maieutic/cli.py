@@ -17,6 +17,7 @@ from maieutic import __version__, cli_compare, cli_data, cli_evaluate, cli_serve
 from maieutic.errors import MaieuticError
 from maieutic.latent.cli import app as latent_app
 from maieutic.reat.cli import app as reat_app
+from maieutic.slurm.cli import app as slurm_app
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,6 +43,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(micro_app, name="micro")
 app.add_typer(latent_app, name="latent")
 app.add_typer(reat_app, name="reat")
+app.add_typer(slurm_app, name="slurm")
 
 RecipeArg = Annotated[
     str,

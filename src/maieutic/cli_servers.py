@@ -67,7 +67,8 @@ def serve(
     if python is None and importlib.util.find_spec("vllm") is None:
         raise MissingExtraError("vllm", "vllm")
     # Before the server exists: a scheduler's SIGTERM while it starts must not leave it behind.
-    signal.signal(signal.SIGTERM, _leave)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _leave)
     what = plan(
         loaded,
         role,

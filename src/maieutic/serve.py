@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -27,6 +28,8 @@ from maieutic.errors import EngineError, RecipeError
 
 Role = Literal["student", "judge", "tutor"]
 PORT_TRIES = 5
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""What ends a server in good order. SIGUSR1: of these, SLURM's ``srun`` passes it on to its step; at SIGTERM it kills the step."""
 _SLACK = 64
 """Tokens of context beyond what the recipe adds up to (templates, roles)."""
 _CPU_BATCH = 4_096
@@ -265,7 +268,7 @@ class Server:
         part.replace(self.address_file)
 
     def wait(self) -> int:
-        """Until the server ends; its exit status. SIGTERM and SIGINT to this process end it, and the status is 0 then."""
+        """Until the server ends; its exit status. A signal of :data:`STOP_SIGNALS` to this process ends it, and the status is 0 then."""
         assert self.process is not None
         asked: list[int] = []
 
@@ -273,7 +276,7 @@ class Server:
             # No more than that: a wait inside a handler would deadlock with the one that it interrupts.
             asked.append(signum)
 
-        for s in (signal.SIGTERM, signal.SIGINT):
+        for s in STOP_SIGNALS:
             signal.signal(s, note)
         while (code := self.process.poll()) is None and not asked:
             time.sleep(0.2)
@@ -322,7 +325,8 @@ def _served(url: str) -> list[str] | None:
 def resolve_urls(urls: list[str], *, timeout_s: float, base: Path | None = None) -> list[str]:
     """Server addresses of a recipe: ``file:PATTERN`` entries are replaced by what the matching address files say.
 
-    Waits until every pattern matches at least one complete file. Raises :class:`EngineError` naming the pattern.
+    ``$VARIABLES`` in a pattern are those of the environment. Waits until every pattern matches at least one complete file.
+    Raises :class:`EngineError` naming the pattern, and :class:`RecipeError` for a variable that is not set.
     """
     out: list[str] = []
     deadline = time.monotonic() + timeout_s
@@ -330,7 +334,10 @@ def resolve_urls(urls: list[str], *, timeout_s: float, base: Path | None = None)
         if not entry.startswith("file:"):
             out.append(entry)
             continue
-        pattern = Path(entry.removeprefix("file:")).expanduser()
+        text = os.path.expandvars(entry.removeprefix("file:"))
+        if left := re.search(r"\$\{?\w+\}?", text):
+            raise RecipeError(f"engine.urls: {entry}: {left[0]} is not set in the environment")
+        pattern = Path(text).expanduser()
         root = (base or Path.cwd()) / pattern.parent if not pattern.is_absolute() else pattern.parent
         while True:
             found = [u for f in sorted(root.glob(pattern.name)) if (u := _address(f)) is not None]

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from maieutic.config import Count, Recipe, Section
-from maieutic.errors import MaieuticError, RecipeError
+from maieutic.errors import MaieuticError, RecipeError, RunInterrupted
 from maieutic.recipe import apply_override, dump_recipe, load_recipe, read_with_base
 from maieutic.training.sft_config import anchor, load_sft_recipe, locate_in, read_as
 
@@ -167,20 +167,28 @@ def run_task(recipe: SweepRecipe, task: Task) -> None:
     measure(recipe, task, tutor, weights, step, card)
 
 
+def train_arguments(recipe: SweepRecipe, task: Task, folder: Path) -> list[str]:
+    """Recipe and overrides of the training run of a task of kind ``train``, in ``folder``."""
+    spec = recipe.arms[task.arm]
+    overrides = [*recipe.overrides, *spec.overrides, f"name={task.name}", f"seed={task.seed}"]
+    return [spec.recipe, *overrides, f"arm={task.arm}", f"output_dir={folder.parent}", "checkpoint.best="]
+
+
 def _train(recipe: SweepRecipe, task: Task, folder: Path) -> tuple[Recipe, Path | None, int]:
     from maieutic.train import main
     from maieutic.training import checkpoint
+    from maieutic.training.signals import EXIT_CODES
 
-    spec = recipe.arms[task.arm]
-    overrides = [*recipe.overrides, *spec.overrides, f"name={task.name}", f"seed={task.seed}"]
-    overrides += [f"arm={task.arm}", f"output_dir={folder.parent}", "checkpoint.best="]
-    code = main([spec.recipe, *overrides, "--resume", "auto"])
+    name, *overrides = train_arguments(recipe, task, folder)
+    code = main([name, *overrides, "--resume", "auto"])
+    if code in EXIT_CODES.values():  # a scheduler requeues on it
+        raise RunInterrupted(f"{task.name}: stopped; the same command goes on from its checkpoint", code)
     if code:
         raise MaieuticError(f"{task.name}: training ended with exit code {code}")
     last = checkpoint.find("auto", folder / "checkpoints")
     if last is None:
         raise MaieuticError(f"{folder} holds no checkpoint after training")
-    return load_recipe(spec.recipe, overrides), last / "model", checkpoint.load_state(last).step
+    return load_recipe(name, overrides), last / "model", checkpoint.load_state(last).step
 
 
 def _sft(recipe: SweepRecipe, task: Task, folder: Path) -> tuple[Recipe, Path | None, int]:

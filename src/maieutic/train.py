@@ -55,8 +55,11 @@ def _train(argv: Sequence[str], signals: StopSignals) -> None:
     run(recipe, resume, signals=signals)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code. Errors of this package are one message, others keep their traceback."""
+def main(argv: Sequence[str] | None = None, *, signals: StopSignals | None = None) -> int:
+    """Run the command; returns the exit code. Errors of this package are one message, others keep their traceback.
+
+    ``signals``: handlers that the caller has set already.
+    """
     rank = int(os.environ.get("RANK", "0"))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the tokenizers' threads and a fork do not mix
     handler = logging.StreamHandler()
@@ -66,8 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     logger.setLevel(logging.INFO if rank == 0 else logging.ERROR)
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with StopSignals() as signals:  # before the slow imports, so that a signal meanwhile is not lost
+        if signals is not None:
             _train(arguments, signals)
+        else:
+            with StopSignals() as own:  # before the slow imports, so that a signal meanwhile is not lost
+                _train(arguments, own)
     except MaieuticError as error:
         prefix = f"rank {rank}: " if rank else ""
         print(f"{prefix}{type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -163,6 +163,8 @@ class _Loop:
                 checkpoint.load_tensors(found, "optimizer.pt")["optimizer"]
             )
         self.classroom = self._on_main(lambda: self._open_classroom(policy), share=False)
+        # Only rank 0 knows whether there are held-out pairs, and every rank must make the same calls.
+        self.state.eval_done = self._on_main(lambda: self.state.eval_done)
         self.reporter = reporter(
             self.recipe.training.max_steps, self.state.step, main=self.main, console=self.console
         )
