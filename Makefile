@@ -22,10 +22,10 @@ endif
 
 COMPARE ?= compare/cpu
 
-.PHONY: help setup demo demo-micro compare test-fast test test-all check format bench science science-all lock clean
+.PHONY: help setup demo demo-smollm2 compare test-fast test test-all mutants check format bench science science-all lock clean
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## make .venv from nothing (PYTHON=…, TORCH=cpu|cuda, EXTRAS=dev,reat,latent)
 	@echo "$(VENV) is ready"
@@ -39,15 +39,15 @@ $(VLLM_STAMP): $(STAMP) scripts/setup_vllm.sh tests/vllm_cpu/pyproject.toml
 	@$(TIMED) "setting up .venv-vllm (VLLM=0 leaves it out)" scripts/setup_vllm.sh
 	@touch $@
 
-demo: $(STAMP) ## train a real small tutor for a few steps on this machine, and write its report
+demo: $(STAMP) ## a tiny tutor learns to stop telling, in minutes on two CPU cores; then the report
 	@$(TIMED) "demo" scripts/demo.sh $(ARGS)
+
+demo-smollm2: $(STAMP) ## real small models (135M): a few steps end to end on a CPU; they show every part, not learning
+	@$(TIMED) "demo with SmolLM2" env RECIPE=smollm2/dppo scripts/demo.sh $(ARGS)
 
 compare: $(STAMP) ## base, SFT, TutorRL, GRPO and DPPO on small problems, one report; goes on where it stopped
 	@$(TIMED) "compare" $(BIN)/maieutic sweep $(COMPARE) $(ARGS)
 	@$(BIN)/python tests/comparison_oracle.py runs/$(or $(NAME),compare-cpu)
-
-demo-micro: $(STAMP) ## the micro-classroom: a tiny tutor learns to stop telling, in about 2 minutes; then the report
-	@$(TIMED) "demo of the micro-classroom" env RECIPE=micro/full NAME=$(or $(NAME),demo-micro-$$(date +%Y%m%d-%H%M%S)) scripts/demo.sh $(ARGS)
 
 test-fast: $(STAMP) ## unit tests
 	@$(TIMED) "unit tests" $(PYTEST) -m "not slow and not integration and not vllm" $(PYTEST_ARGS)
@@ -57,6 +57,9 @@ test: $(STAMP) $(VLLM_READY) ## unit and integration tests, with a real vLLM ser
 
 test-all: $(STAMP) $(VLLM_READY) ## every test, slow ones too
 	@$(TIMED) "every test" $(PYTEST) $(if $(NOT_VLLM),-m "not vllm") $(PYTEST_ARGS)
+
+mutants: $(STAMP) ## break the code on purpose, one line at a time, and see that a test fails each time
+	@$(TIMED) "mutants" $(BIN)/python scripts/mutants.py $(ARGS)
 
 check: $(STAMP) ## ruff and mypy
 	@$(TIMED) "ruff check" $(BIN)/ruff check .
@@ -77,7 +80,7 @@ science: $(STAMP) ## five arms × five seeds on the micro-classroom → docs/sci
 
 science-all: $(STAMP) ## the same with every arm
 	@$(TIMED) "science, every arm" $(BIN)/python -m maieutic.micro.science --arms full no-gates leak-gate-only \
-	    leak-gate-only-no-mask no-transfer grpo no-mask tutorrl ensemble $(ARGS)
+	    leak-gate-only-no-mask no-transfer grpo no-mask tutorrl ensemble sft $(ARGS)
 
 lock: $(STAMP) ## resolve pyproject.toml anew into requirements.lock (core and every extra, Python 3.11 to 3.13)
 	@$(TIMED) "resolving" $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate \

