@@ -16,6 +16,7 @@ from episodes import make_episode, write_record, write_run
 from maieutic.env.base import Episode
 from maieutic.errors import RunFolderError, TranscriptError
 from maieutic.report import terminal_table, write_report, write_viewer
+from maieutic.report.before_after import differences
 from maieutic.report.html_report import curves
 from maieutic.report.measures import written
 from maieutic.report.page import embed_json, esc, fill, policy
@@ -23,7 +24,7 @@ from maieutic.report.run_data import load_run
 from maieutic.report.summary import notable, summarise
 from maieutic.report.svg import Series, line_plot, runs_of, tick_text, ticks
 from maieutic.report.viewer import viewer_data
-from maieutic.transcripts import TranscriptWriter, episode_to_json
+from maieutic.transcripts import TranscriptWriter, episode_to_json, read_transcripts
 
 
 class Page(HTMLParser):
@@ -96,8 +97,17 @@ def test_differences_point_the_right_way(run: tuple[Path, list[Episode]]) -> Non
     html = write_report(path).read_text()
     before, after = (recomputed([e for e in episodes if e.step == s]) for s in (0, 4))
     assert after["transfer_gain"] > before["transfer_gain"] and after["leak_rate"] < before["leak_rate"]
-    assert f'<td class="better">+{after["transfer_gain"] - before["transfer_gain"]:.3f}</td>' in html
-    assert f'<td class="better">−{100 * (before["leak_rate"] - after["leak_rate"]):.1f} pts</td>' in html
+    found = differences(*(list(read_transcripts(path, "eval", [s])) for s in (0, 4)))
+
+    def cell(name: str, text: str) -> str:
+        low, high = found[name].low, found[name].high
+        assert low is not None and high is not None
+        return f"<td>{text}</td>" if low <= 0 <= high else f'<td class="better">{text}</td>'
+
+    gain = cell("transfer_gain", f"+{after['transfer_gain'] - before['transfer_gain']:.3f}")
+    leak = cell("leak_rate", f"−{100 * (before['leak_rate'] - after['leak_rate']):.1f} pts")
+    assert gain in html and leak in html
+    assert 'class="better"' in gain and 'class="better"' not in leak, "one of each, or nothing is tested"
 
 
 def test_the_summary_of_a_small_hand_computed_set() -> None:
