@@ -19,7 +19,7 @@ KINDS: tuple[Kind, ...] = ("envs", "recipes", "data")
 _PACKAGE = Path(__file__).resolve().parent
 
 _RECIPE_SUFFIXES = (".yaml", ".yml")
-_NOT_RECIPES = ("accelerate", "data", "evaluation", "latent", "sft", "compare", "base")
+_NOT_RECIPES = ("accelerate", "data", "evaluation", "latent", "reat", "sft", "compare", "base")
 """Folders under `recipes/` whose files configure a launcher and are not experiments."""
 _OF_SFT = ("micro/sft",)
 """Recipes of `maieutic sft` that stand beside the experiments that they are compared with."""

@@ -35,10 +35,11 @@ from maieutic.reat.config import ABLATIONS, OWN_REPOSITORY, PROMPT_ONLY, REAT, R
 from maieutic.reat.distil import distil
 from maieutic.reat.distil_config import DistilSection, OcmRoles
 from maieutic.reat.repository import Repository, RepositorySettings
+from maieutic.reat.scored import read_scores, scores_file
 from maieutic.reat.scoring import DialogueScore, feed_back, score_dialogue
 from maieutic.reat.tutor import latency
-from maieutic.seeds import derive
 from maieutic.report.page import write_page
+from maieutic.seeds import derive
 from maieutic.transcripts import FOLDER, TranscriptWriter, _plain, read_episodes, transcript_name
 
 log = logging.getLogger(__name__)
@@ -111,11 +112,7 @@ class ReatPipeline:
 
     def scores(self, judge: str, where: str, arm: str, step: int = 0) -> list[DialogueScore]:
         """The scores of an arm's counted dialogues, in their order."""
-        path = self.run / "scores" / judge / where / f"{arm}-{step}.jsonl"
-        return [
-            DialogueScore.from_dict(json.loads(line))
-            for line in path.read_text(encoding="utf-8").splitlines()
-        ]
+        return read_scores(scores_file(self.run, judge, where, arm, step))
 
     async def _played(
         self,
@@ -150,7 +147,7 @@ class ReatPipeline:
         journal: Path | None = None,
     ) -> list[DialogueScore]:
         """The judge's scores of an arm's counted dialogues, kept in a file."""
-        path = self.run / "scores" / judge / where / f"{arm}-{step}.jsonl"
+        path = scores_file(self.run, judge, where, arm, step)
         if path.exists():
             return self.scores(judge, where, arm, step)
         episodes = [e for e in self.episodes(where, arm, step) if e.counted]

@@ -239,7 +239,7 @@ def _latency(n: dict[str, Any]) -> list[Table]:
                     arm,
                     *(f"{t[f'p50_{k}']:.4f}" for k in names),
                     f"{t['calls_per_turn']:.2f}",
-                    _share(t["known_share"]),
+                    _share(t["known_share"]) if t["calls_per_turn"] else "–",
                 ]
             )
     paper = PAPER_LATENCY
