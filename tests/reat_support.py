@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from maieutic.reat.index import import_faiss
 from maieutic.reat.merging import MergedText
 from maieutic.reat.related_states import STATES
 from maieutic.reat.repository import Repository, RepositorySettings
@@ -21,6 +22,9 @@ from maieutic.reat.schema import Experience, Provenance, StateTags
 BITS = 16
 EXACT = RepositorySettings(tau_dup=0.875, tau_merge=0.625, min_uses=2)
 """Thresholds that are cosines of bit texts: 1 differing bit of 16 is a duplicate, 2 or 3 are merged."""
+
+GROUP = (STATES[0], STATES[3], STATES[900])
+"""Two related states and a foreign one."""
 
 
 def needs_faiss() -> None:
@@ -92,7 +96,12 @@ def admit(repository: Repository, candidate: Experience, score: float = 90.0) ->
 
 
 def open_bits(folder: Path, read_only: bool = False) -> Repository:
-    return Repository.open(folder, embedder=BitEmbedder(), settings=EXACT, merge=merge, read_only=read_only)
+    """Without waiting for the disk: what a killed *process* leaves does not depend on it, and the tests are many."""
+    repository = Repository.open(
+        folder, embedder=BitEmbedder(), settings=EXACT, merge=merge, read_only=read_only
+    )
+    repository.database._db.execute("PRAGMA synchronous = OFF")
+    return repository
 
 
 def check_whole(repository: Repository) -> dict[str, int]:
@@ -119,14 +128,11 @@ def check_whole(repository: Repository) -> dict[str, int]:
 
 
 def story(length: int) -> list[Experience]:
-    """Candidates of which some repeat, some are near, in two related and one foreign state."""
+    """Candidates of which some repeat and some are near, in two related states and a foreign one."""
     rng = np.random.default_rng(5)
-    states = [STATES[0], STATES[3], STATES[900]]
-    out = []
-    for n in range(length):
-        number = int(rng.integers(0, 1 << 5)) * 0b11 << int(rng.integers(0, 8))
-        out.append(experience(bits(number & 0xFFFF), states[int(rng.integers(3))], n))
-    return out
+    numbers = [0, 0b1, 0b11, 0xFF00, 0b11, 0xFF01]  # every outcome within the first few
+    numbers += [int(rng.integers(32)) << int(rng.integers(12)) for _ in range(length)]
+    return [experience(bits(b), GROUP[n % 7 % 3], n) for n, b in enumerate(numbers[:length])]
 
 
 def write_story(repository: Repository, length: int, done: Callable[[int], None] = lambda n: None) -> None:
@@ -184,6 +190,7 @@ def _forked(work: Callable[[], None]) -> int:
 
 def _kill_points(folder: Path, length: int) -> None:
     """Kill at statement 1, 2, 3, … of what is left to do, checking in between, until a run gets to its end."""
+    import_faiss()  # once, instead of in every fork
     kills = 0
     for kill_at in range(1, 100_000):
         status = _forked(lambda k=kill_at: _child(folder, length, k))

@@ -8,10 +8,15 @@ from typing import Annotated
 import typer
 
 from maieutic.errors import MaieuticError
+from maieutic.reat import cli_repository, cli_run
 
 app = typer.Typer(
     help="REAT: tutoring with experience that is distilled from earlier dialogues.", no_args_is_help=True
 )
+
+
+cli_repository.register(app)
+cli_run.register(app)
 
 
 def _fail(error: MaieuticError) -> typer.Exit:

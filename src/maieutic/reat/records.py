@@ -367,6 +367,19 @@ class Database:
         )
         self.event(experience.id, kind, score=experience.utility, after=experience.utility)
 
+    def restore(self, experience: Experience, vector: bytes, line: dict[str, Any]) -> None:
+        """A row as it was exported (``line``: trial, status, reason, replaced_by, events), with its whole history."""
+        self.insert(experience, vector, trial=line["trial"])
+        self._db.execute("DELETE FROM events WHERE experience = ?", (experience.id,))
+        for e in line["events"]:
+            values = {k: e[k] for k in ("score", "before", "after", "source", "at")}
+            self.event(experience.id, e["kind"], **values)
+        self._db.execute(
+            "UPDATE experiences SET status = ?, reason = ?, replaced_by = ? WHERE id = ?",
+            (line["status"], line["reason"], line["replaced_by"], experience.id),
+        )
+        self.event(experience.id, "imported")
+
     def set_status(
         self, id: str, status: Status, *, reason: str = "", replaced_by: str | None = None
     ) -> None:
