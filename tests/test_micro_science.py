@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,8 +11,18 @@ import numpy as np
 import pytest
 
 from maieutic.errors import MaieuticError
-from maieutic.micro.science import CORE, REPORTING_SEEDS, curve, instruments, run_one
+from maieutic.micro.science import (
+    CORE,
+    REPORTING_SEEDS,
+    build_overrides,
+    build_record,
+    curve,
+    instruments,
+    run_one,
+    train,
+)
 from maieutic.micro.science_report import Arm, bootstrap, findings, write_report
+from maieutic.training.sft_config import load_sft_recipe
 
 
 def result(
@@ -35,7 +46,14 @@ def result(
         ]
 
     steps = [{"step": k, "rollout/reward": 0.1, "rollout/leak_rate": leak, "time/step": 1.0} for k in (1, 2)]
-    setting = {"schema": 1, "arm": arm, "seed": seed, "problems": n, "overrides": []}
+    setting = {
+        "schema": 1,
+        "arm": arm,
+        "seed": seed,
+        "problems": n,
+        "overrides": [],
+        "build": build_record(None),
+    }
     return {
         "setting": setting,
         "train_seconds": 1.0,
@@ -72,12 +90,12 @@ def test_claims_hold_or_fail_by_their_numbers() -> None:
     free = arm("no-gates", [dict(masked=0.6, own=0.6, leak=0.8)] * 2)
     seen = arm("leak-gate-only-no-mask", [dict(masked=0.3, own=0.9, leak=0.0)] * 2)
     same = arm("no-transfer", [dict(masked=0.3, own=0.9, leak=0.0)] * 2)
-    assert verdicts([full, free, seen, same]) == [True] * 5
-    assert verdicts([full]) == [True, True, None, None, None]
+    assert verdicts([full, free, seen, same]) == [True] * 5 + [None]
+    assert verdicts([full]) == [True, True, None, None, None, None]
     leaky = arm("full", [dict(masked=0.6, own=0.6, leak=0.0), dict(masked=0.25, own=0.6, leak=0.2)])
     tame = arm("no-gates", [dict(masked=0.6, own=0.6, leak=0.8), dict(masked=0.6, own=0.6, leak=0.4)])
     level = arm("leak-gate-only-no-mask", [dict(masked=0.6, own=0.7, leak=0.0)] * 2)
-    assert verdicts([leaky, tame, level]) == [False, True, False, False, None]
+    assert verdicts([leaky, tame, level]) == [False, True, False, False, None, None]
     assert "1 of 2 seeds" in findings([leaky])[0].evidence
 
 
@@ -88,7 +106,7 @@ def test_report_says_what_is_missing_and_draws_readable_figures(tmp_path: Path) 
         file.write_text(json.dumps(result("full", seed, masked=0.6, own=0.6, leak=0.0)))
         files.append(file)
     document = tmp_path / "docs" / "science.md"
-    write_report(files, document)
+    write_report([files], document)
     text = document.read_text()
     assert "Incomplete: 24 of 25 core runs are missing" in text
     assert "Seeds 7 are no reporting seeds" in text
@@ -99,13 +117,41 @@ def test_report_says_what_is_missing_and_draws_readable_figures(tmp_path: Path) 
         assert root.tag.endswith("svg") and len(root) > 10
 
 
+def test_a_second_build_is_reported_and_compared(tmp_path: Path) -> None:
+    gains = {"full": 0.6, "no-gates": 0.6, "leak-gate-only-no-mask": 0.3, "no-transfer": 0.6}
+    folders = []
+    for n, seen in enumerate((0.9, 0.9, 0.4)):
+        (tmp_path / str(n)).mkdir()
+        files = []
+        for arm_name, masked in gains.items():
+            own = seen if arm_name == "leak-gate-only-no-mask" else masked
+            made = result(arm_name, 101, masked=masked, own=own, leak=0.9 if arm_name == "no-gates" else 0.0)
+            made["setting"]["build"] = {"seed": 40 + n, "weights_sha256": {}}
+            files.append(tmp_path / str(n) / f"{arm_name}.json")
+            files[-1].write_text(json.dumps(made))
+        folders.append(files)
+    document = tmp_path / "science.md"
+    write_report(folders[:2], document)
+    assert "come out the same with every tutor and student" in document.read_text()
+    assert "build --seed 40`" in document.read_text() and "build --seed 41`" in document.read_text()
+    write_report([folders[0], folders[2]], document)
+    assert "do not all come out the same" in document.read_text()
+
+
+def test_a_folder_that_is_no_build_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MaieuticError, match=r"no overrides\.txt"):
+        build_overrides(tmp_path)
+    (tmp_path / "overrides.txt").write_text("a=1\nb=2\n")
+    assert build_overrides(tmp_path) == ["a=1", "b=2"] and build_overrides(None) == []
+
+
 def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
     other = result("full", 102, masked=0.6, own=0.6, leak=0.0)
     other["setting"]["overrides"] = ["training.max_steps=2"]
     for seed, made in ((101, result("full", 101, masked=0.6, own=0.6, leak=0.0)), (102, other)):
         (tmp_path / f"full-{seed}.json").write_text(json.dumps(made))
     with pytest.raises(ValueError, match="different settings"):
-        write_report(sorted(tmp_path.glob("*.json")), tmp_path / "science.md")
+        write_report([sorted(tmp_path.glob("*.json"))], tmp_path / "science.md")
 
 
 def test_a_stored_result_is_not_run_again_and_not_mistaken(tmp_path: Path) -> None:
@@ -125,6 +171,28 @@ def test_all_arms_share_one_instrument() -> None:
         assert (masked.env.transfer, masked.env.hide_tutor, masked.env.gates) == (True, True, "off")
     own = instruments("leak-gate-only-no-mask", 101, 64, [])["own"]
     assert (own.env.hide_tutor, own.env.gates) == (False, "off")
+
+
+def test_sft_is_measured_as_an_arm_of_the_full_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert instruments("sft", 101, 64, [])["own"] == instruments("full", 101, 64, [])["own"]
+    commands = []
+
+    def finished(command: list[str], **kw: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", finished)
+    run, weights = train("sft", 101, tmp_path, ["tutor.model=x", "problems.source=y"])
+    assert (run, weights) == (tmp_path / "runs" / "sft-101", tmp_path / "runs" / "sft-101" / "model")
+    assert commands[0][1:5] == ["-m", "maieutic", "sft", "micro/sft"]
+    loaded = load_sft_recipe("micro/sft", [c for c in commands[0][5:]])
+    assert loaded.experiment_overrides == ["tutor.model=x", "problems.source=y"] and loaded.seed == 101
+    (run / "sft.json").parent.mkdir(parents=True)
+    (run / "sft.json").write_text("{}")
+    train("sft", 101, tmp_path, [])
+    assert len(commands) == 1, "a finished run is not trained again"
 
 
 def test_curve_keeps_training_rows_only(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from maieutic.dialogue import HIDDEN
 from maieutic.micro.corpus import (
     first_document,
+    first_tutor_document,
     mending_document,
     prompts,
     student_document,
@@ -20,7 +21,17 @@ from maieutic.micro.corpus import (
 from maieutic.micro.models import Encoder, tokenizer
 from maieutic.micro.pairs import make_pairs
 from maieutic.micro.scripts import STUDENTS, Move, StudentScript, Traits, diagnosis, solve
-from maieutic.micro.speech import CUES, END_TOKEN, FLAGS, HINT_COUNT, HINT_LEFT, HINT_NEEDED, UNKNOWN, VERBS
+from maieutic.micro.speech import (
+    CONFIRMS,
+    CUES,
+    END_TOKEN,
+    FLAGS,
+    HINT_COUNT,
+    HINT_LEFT,
+    HINT_NEEDED,
+    UNKNOWN,
+    VERBS,
+)
 from maieutic.micro.world import (
     ENDINGS,
     FAMILIES,
@@ -112,6 +123,18 @@ def test_a_student_follows_words_and_not_the_story() -> None:
     assert rng_answers.most_common(1)[0][0] == "first 2 x 6 = 12 . then 12 + 3 = 15 . \\boxed{ 15 }"
 
 
+def test_a_cue_in_view_answers_for_the_student_in_the_post_test() -> None:
+    student = StudentScript(problem(op1="x"), random.Random(0), Traits(cue=0.0, slip=0.0))
+    assert student.reply(cue(1, "x")) == "first 3 + 4 = 7 ."  # hears it, and does otherwise
+    assert student.reply(cue(2, "+")) == "then 7 - 5 = 2 ."
+    q = problem(a=2, b=6, c=9)
+    seen, hidden = (
+        Counter(student.answer(q, same=False, hidden=h) for _ in range(300)) for h in (False, True)
+    )
+    assert seen.most_common(1)[0][0] == "first 2 x 6 = 12 . then 12 + 9 = 21 . \\boxed{ 21 }"
+    assert hidden.most_common(1)[0][0].startswith("first 2 + 6 = 8 . then 8 - 9")
+
+
 def test_misconceptions_and_their_cures() -> None:
     extra = StudentScript(problem(family="extra"), random.Random(0), Traits(cue=1, slip=0, extra=1, mend=1))
     assert extra.reply(cue(1, "x")) == "first 9 x 4 = 36 ."
@@ -169,7 +192,7 @@ def test_the_student_learns_from_cold_hidden_visible_and_talking_documents() -> 
     t, _ = prompts()
     rng, kinds = random.Random(0), Counter[str]()
     heads = [text.split(" {")[0] for text in (t.post_test, t.post_test_same)]
-    for _ in range(400):
+    for _ in range(800):
         users = [
             s.message.content for s in student_document(rng, STUDENTS["student"]) if s.message.role == "user"
         ]
@@ -181,6 +204,7 @@ def test_the_student_learns_from_cold_hidden_visible_and_talking_documents() -> 
 
 def test_the_first_documents_answer_with_the_operations_of_the_words() -> None:
     rng, kinds = random.Random(0), Counter[str]()
+    cued = {q: op for (_, op), questions in CUES.items() for q in questions}
     for _ in range(300):
         document = first_document(rng)
         users = [s.message.content for s in document if s.message.role == "user"]
@@ -188,17 +212,29 @@ def test_the_first_documents_answer_with_the_operations_of_the_words() -> None:
         ops = [w for w in learned.split() if w in "x+-"]
         if "\\boxed{" not in learned:
             kinds["cues"] += 1
-            cued = {q: op for (_, op), questions in CUES.items() for q in questions}
             assert ops == [cued[u] for u in users]
             continue
         hidden = HIDDEN in users
         kinds["hidden" if hidden else "visible"] += 1
         assert all(s.learn == (s is document[-1]) for s in document)
+        if users[0] in cued:  # cues in view count for more than the own words beside them
+            kinds["cues in view"] += 1
+            assert ops == [cued[u] for u in users[:-1]]
+            continue
         words = " ".join(s.message.content for s in document[2:-2])
         for op, verb in VERBS.items():
             words = words.replace(verb, op)
         assert [w for w in words.split() if w in "x+-"] == ops
-    assert min(kinds[k] for k in ("cues", "hidden", "visible")) > 50
+    assert min(kinds[k] for k in ("cues", "hidden", "visible", "cues in view")) > 30
+
+
+def test_the_tutors_first_documents_judge_steps_and_tell_nothing() -> None:
+    rng, said = random.Random(0), Counter[str]()
+    for _ in range(100):
+        said.update(s.message.content for s in first_tutor_document(rng) if s.learn)
+    judged = sum(said[text] for text in (*FLAGS, *CONFIRMS, HINT_COUNT, HINT_NEEDED, HINT_LEFT))
+    assert judged > 0.3 * said.total()
+    assert not [text for text in said if "=" in text or set(text.split()) & set(VERBS.values())]
 
 
 def test_hasty_dialogues_teach_only_how_to_mend() -> None:

@@ -1,7 +1,7 @@
 """``maieutic micro build``: pre-train the micro models from nothing and measure the students' solve rates.
 
-Everything follows from the seed. Two processes of one thread each; the models of one process come one after the other. A
-student begins with easy documents, and the thinking tutor with the weights of the tutor.
+Everything follows from the seed. Two processes of one thread each; the models of one process come one after the other. Every
+model begins with easy documents, and the thinking tutor with the weights of the tutor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from maieutic.micro.shipped import RECORD, WEIGHTS, sha256
 from maieutic.seeds import derive
 
 EARLY = "-early"
-"""Suffix of a student's first stage, which is not kept: easy documents (``corpus.first_document``)."""
+"""Suffix of a model's first stage, which is not kept: easy documents (``corpus.first_document``, ``first_tutor_document``)."""
 SIZES = (288, 160)
 """Pairs for training and held-out pairs."""
 
@@ -36,8 +36,6 @@ class Plan:
     name: str
     steps: int
     start: str | None = None
-    matrix_lr: float = 0.02
-    """Muon's step. The students need a small one: with 0.02 they never learned to carry over the second operation."""
 
     @property
     def is_student(self) -> bool:
@@ -48,17 +46,14 @@ class Plan:
         return self.name.endswith("thinking")
 
 
-def _student(name: str, steps: int, start: str | None = None) -> Plan:
-    return Plan(name, steps, start, matrix_lr=0.008)
-
-
 PLANS: tuple[tuple[Plan, ...], ...] = (
-    (_student("student-early", 500), _student("student", 3200, "student-early")),
+    (Plan("student-early", 500), Plan("student", 3600, "student-early")),
     (
-        Plan("tutor", 1500),
-        Plan("tutor-thinking", 500, "tutor"),
-        _student("student-b-early", 500),
-        _student("student-b", 1700, "student-b-early"),
+        Plan("tutor-early", 800),
+        Plan("tutor", 1200, "tutor-early"),
+        Plan("tutor-thinking", 600, "tutor"),
+        Plan("student-b-early", 500),
+        Plan("student-b", 2000, "student-b-early"),
     ),
 )
 """What each of the two processes trains."""
@@ -82,7 +77,7 @@ def build_model(plan: Plan, out: Path, seed: int, *, share: float = 1.0) -> floa
 
     def document(rng: random.Random) -> corpus.Document:
         if plan.name.endswith(EARLY):
-            return corpus.first_document(rng)
+            return corpus.first_document(rng) if plan.is_student else corpus.first_tutor_document(rng)
         if plan.is_student:
             return corpus.student_document(rng, STUDENTS[plan.name])
         return corpus.tutor_document(rng, thinking=plan.thinking)
@@ -93,7 +88,6 @@ def build_model(plan: Plan, out: Path, seed: int, *, share: float = 1.0) -> floa
         Encoder(thinking=plan.thinking),
         steps=max(1, round(plan.steps * share)),
         seed=derive(seed, "corpus", plan.name),
-        matrix_lr=plan.matrix_lr,
         say=lambda text: print(f"{plan.name}: {text}", flush=True),
     )
     save(model, out / plan.name, thinking=plan.thinking)

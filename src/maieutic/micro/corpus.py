@@ -15,6 +15,9 @@ from maieutic.dialogue import BLANK, HIDDEN, Message
 from maieutic.env.prompts import EnvTemplates, load_env
 from maieutic.micro import speech
 from maieutic.micro.scripts import (
+    AFTER,
+    APPRENTICE,
+    BEFORE,
     JUDGEMENTS,
     LESSON,
     MENDING,
@@ -22,6 +25,7 @@ from maieutic.micro.scripts import (
     Move,
     StudentScript,
     Traits,
+    Weights,
     diagnosis,
     dialogue,
     solve,
@@ -57,7 +61,8 @@ def vocabulary() -> list[str]:
     return speech.vocabulary(tuple(texts))
 
 
-def _said(role: str, text: str, learn: bool = False) -> Said:
+def said(role: str, text: str, learn: bool = False) -> Said:
+    """A message of a document."""
     return Said(Message(role, text), learn)  # type: ignore[arg-type]
 
 
@@ -81,27 +86,27 @@ def student_document(rng: random.Random, traits: Traits) -> Document:
     if kind < 0.2:
         answer = solve(p, *_any_method(rng), rng, traits)
         return [
-            _said("system", t.student_system(p.text)),
-            _said("user", t.cold_question(p.text)),
-            _said("assistant", answer, True),
+            said("system", t.student_system(p.text)),
+            said("user", t.cold_question(p.text)),
+            said("assistant", answer, True),
         ]
     with_test, hidden, same = kind >= 0.36, rng.random() < 0.55, rng.random() < 0.2
     weights = TALKATIVE if with_test and not hidden else LESSON
     turns, student = dialogue(
         p, rng, rng.choice([1, 1, 2, 2, 3, 4]), truth=truth, traits=traits, weights=weights
     )
-    document = [_said("system", t.student_system(p.text)), _said("assistant", t.opening(p.text))]
+    document = [said("system", t.student_system(p.text)), said("assistant", t.opening(p.text))]
     for move, reply in turns:
         if reply is None and not with_test:
             break
         seen = HIDDEN if with_test and hidden else BLANK if move.kind == "end" else move.text
-        document.append(_said("user", seen))
+        document.append(said("user", seen))
         if reply is not None:
-            document.append(_said("assistant", reply, not (with_test and hidden)))
+            document.append(said("assistant", reply, not (with_test and hidden)))
     if with_test:
         q = p if same else make_problem(rng, family=p.family if rng.random() < 0.8 else None)
-        document.append(_said("user", t.question(q.text, same=same)))
-        document.append(_said("assistant", student.answer(q, same=same, hidden=hidden), True))
+        document.append(said("user", t.question(q.text, same=same)))
+        document.append(said("assistant", student.answer(q, same=same, hidden=hidden), True))
     return document
 
 
@@ -112,61 +117,71 @@ def mending_document(rng: random.Random, traits: Traits) -> Document:
     while True:
         p, truth = _blind(rng, rng.choice(("two", "three", "extra", "extra")))
         turns, _ = dialogue(p, rng, rng.choice([2, 3, 4]), truth=truth, traits=hasty, weights=MENDING)
-        document = [_said("system", t.student_system(p.text)), _said("assistant", t.opening(p.text))]
+        document = [said("system", t.student_system(p.text)), said("assistant", t.opening(p.text))]
         for move, reply in turns:
             assert reply is not None  # these tables have no end
-            document.append(_said("user", move.text))
-            document.append(_said("assistant", reply, move.kind in JUDGEMENTS))
-        if any(said.learn for said in document):
+            document.append(said("user", move.text))
+            document.append(said("assistant", reply, move.kind in JUDGEMENTS))
+        if any(s.learn for s in document):
             return document
 
 
 def first_document(rng: random.Random) -> Document:
     """What the students read first: two-step stories, every operation known from the words, no slips and no choice.
 
-    Three quarters are post-tests, after own words about both steps (tutor hidden) or after the tutor's (visible); the rest are
-    two cues that are followed. Without this the second operation is hardly learned: in whole dialogues it is rare and noisy.
+    Three quarters are post-tests, after own words about both steps (tutor hidden) or after the tutor's (visible; a cue counts
+    for more than the own words beside it); the rest are two cues that are followed. Without this the second operation is
+    hardly learned: in whole dialogues it is rare and noisy.
     """
     t, _ = prompts()
     p, q = (make_problem(rng, family="two").with_method(*_any_method(rng)) for _ in range(2))
     q = q.with_method(p.op1, p.op2)
     r1, r2 = p.results(p.op1, p.op2)
     first, then = step1(p.a, p.op1, p.b, r1), step2(r1, p.op2, p.c, r2)
-    document = [_said("system", t.student_system(p.text)), _said("assistant", t.opening(p.text))]
+    document = [said("system", t.student_system(p.text)), said("assistant", t.opening(p.text))]
     kind = rng.random()
     if kind < 0.25:
         for step, op, reply in ((1, p.op1, first), (2, p.op2, then)):
             document += [
-                _said("user", rng.choice(speech.CUES[step, op])),
-                _said("assistant", reply, True),
+                said("user", rng.choice(speech.CUES[step, op])),
+                said("assistant", reply, True),
             ]
         return document
-    if kind < 0.5:
-        document += [_said("user", HIDDEN), _said("assistant", f"{first} {then}")]
-    elif kind < 0.75:
-        document += [_said("user", HIDDEN), _said("assistant", first)]
-        document += [_said("user", HIDDEN), _said("assistant", then)]
+    if kind < 0.45:
+        document += [said("user", HIDDEN), said("assistant", f"{first} {then}")]
+    elif kind < 0.65:
+        document += [said("user", HIDDEN), said("assistant", first)]
+        document += [said("user", HIDDEN), said("assistant", then)]
+    elif kind < 0.8:
+        wrong = p.with_method(*_any_method(rng))
+        w1, w2 = wrong.results(wrong.op1, wrong.op2)
+        document += [said("user", rng.choice(speech.CUES[1, p.op1]))]
+        document += [said("assistant", step1(p.a, wrong.op1, p.b, w1))]
+        document += [said("user", rng.choice(speech.CUES[2, p.op2]))]
+        document += [said("assistant", step2(w1, wrong.op2, p.c, w2))]
     else:
-        told = speech.name_both(p.op1, p.op2) if kind < 0.9 else speech.tell(p, p.op1, p.op2)
-        document += [_said("user", told), _said("assistant", rng.choice(speech.OKS))]
+        told = speech.name_both(p.op1, p.op2) if kind < 0.92 else speech.tell(p, p.op1, p.op2)
+        document += [said("user", told), said("assistant", rng.choice(speech.OKS))]
     answer = f"{work(q, q.op1, q.op2)} {speech.box(q.answer)}"
-    document += [_said("user", t.question(q.text, same=False)), _said("assistant", answer, True)]
+    document += [said("user", t.question(q.text, same=False)), said("assistant", answer, True)]
     return document
 
 
-def tutor_document(rng: random.Random, *, thinking: bool = False) -> Document:
+def tutor_document(
+    rng: random.Random, *, thinking: bool = False, weights: Weights = (BEFORE, AFTER)
+) -> Document:
     """A dialogue about a training story, from the tutor's side; with ``thinking`` each turn begins with a diagnosis."""
     t, env = prompts()
     p = make_problem(rng, test=False)
     student = StudentScript(p, rng)
-    document = [_said("system", t.tutor_system(env, p.text)), _said("user", t.opening(p.text))]
+    document = [said("system", t.tutor_system(env, p.text)), said("user", t.opening(p.text))]
     for _ in range(env.max_turns // 2):
-        move = tutor_move(p, student, rng)
+        move = tutor_move(p, student, rng, weights)
         text = f"{_thoughts(p, student, move, rng)} {move.text}" if thinking else move.text
-        document.append(_said("assistant", text, True))
+        document.append(said("assistant", text, True))
         if move.kind == "end":
             break
-        document.append(_said("user", student.reply(move)))
+        document.append(said("user", student.reply(move)))
     return document
 
 
@@ -190,6 +205,11 @@ def _thoughts(p: MicroProblem, student: StudentScript, move: Move, rng: random.R
     plan = "so tell ." if move.kind in ("tell", "tell_one", "name", "name_one") else "so ask ."
     times = rng.choices([1, 2, 4], [0.8, 0.12, 0.08])[0]
     return f"{' '.join([text] * times)} {plan} {speech.THINK_END}"
+
+
+def first_tutor_document(rng: random.Random) -> Document:
+    """What the tutor reads first: lessons that are mostly judgements of the student's steps."""
+    return tutor_document(rng, weights=APPRENTICE)
 
 
 DOCUMENTS: dict[str, Callable[[random.Random], Document]] = {

@@ -30,12 +30,15 @@ def make_pairs(size: int, seed: int, *, test: bool) -> list[ProblemPair]:
             "stories": [list(source.story), list(transfer.story)],
         }
         out.append(
-            ProblemPair(id=name, source=_problem(source), transfer=_problem(transfer), provenance=provenance)
+            ProblemPair(
+                id=name, source=as_problem(source), transfer=as_problem(transfer), provenance=provenance
+            )
         )
     return out
 
 
-def _problem(p: MicroProblem) -> Problem:
+def as_problem(p: MicroProblem) -> Problem:
+    """The problem as all environments read it."""
     return Problem(text=p.text, answer=str(p.answer), solution=p.solution)
 
 

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -25,32 +26,44 @@ from maieutic.env.base import Episode
 from maieutic.errors import MaieuticError
 
 CORE = ("full", "no-gates", "leak-gate-only", "leak-gate-only-no-mask", "no-transfer")
-ALL = (*CORE, "grpo", "no-mask", "tutorrl", "ensemble")
+ALL = (*CORE, "no-gates-no-transfer", "no-mask", "grpo", "tutorrl", "ensemble", "sft")
 """Arms that are compared; ``thinking`` starts from another tutor, and ``base`` is every run's own starting point."""
+EXPERIMENT = {"sft": "full"}
+"""Arms that ``maieutic sft`` trains, and the experiment whose tutor and environment they have."""
 REPORTING_SEEDS = (101, 102, 103, 104, 105)
 """Never used to choose anything; the world was tuned on seeds below 100."""
 SCHEMA = 1
 
 
-def train(arm: str, seed: int, out: Path, overrides: Sequence[str]) -> Path:
-    """Train one arm in a process of its own (one thread); returns the run's folder. Goes on where it stopped."""
+def train(arm: str, seed: int, out: Path, overrides: Sequence[str]) -> tuple[Path, Path]:
+    """Train one arm in a process of its own (one thread); returns the run's folder and its weights. Goes on where it stopped
+    (SFT starts anew)."""
     name = f"{arm}-{seed}"
-    command = [sys.executable, "-m", "maieutic.train", f"micro/{arm}", f"name={name}", f"seed={seed}"]
-    command += [
-        f"output_dir={out / 'runs'}",
-        "eval.every=0",
-        "checkpoint.best=",
-        *overrides,
-        "--resume",
-        "auto",
-    ]
+    folder = out / "runs" / name
+    common = [f"micro/{arm}", f"name={name}", f"seed={seed}", f"output_dir={out / 'runs'}"]
+    if arm in EXPERIMENT:
+        if (folder / "sft.json").is_file():
+            return folder, folder / "model"
+        shutil.rmtree(folder, ignore_errors=True)
+        command = [sys.executable, "-m", "maieutic", "sft", *common]
+        command.append(f"experiment_overrides={json.dumps(list(overrides))}")
+    else:
+        command = [sys.executable, "-m", "maieutic.train", *common]
+        command += ["eval.every=0", "checkpoint.best=", *overrides, "--resume", "auto"]
     with (out / f"{name}.log").open("w", encoding="utf-8") as log:
         done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=one_thread(), check=False)
     if done.returncode:
         raise MaieuticError(
             f"{name}: training ended with exit code {done.returncode}; see {out / f'{name}.log'}"
         )
-    return out / "runs" / name
+    if arm in EXPERIMENT:
+        return folder, folder / "model"
+    from maieutic.training import checkpoint
+
+    last = checkpoint.find("auto", folder / "checkpoints")
+    if last is None:
+        raise MaieuticError(f"{folder} holds no checkpoint after training")
+    return folder, last / "model"
 
 
 def one_thread() -> dict[str, str]:
@@ -112,14 +125,46 @@ def instruments(arm: str, seed: int, problems: int, overrides: Sequence[str]) ->
     common = ["seed=0", f"eval.problems={problems}", *overrides]
     return {
         "masked": load_recipe("micro/full", [*common, "env.gates=off"]),
-        "own": load_recipe(f"micro/{arm}", [*common, "env.gates=off"]),
+        "own": load_recipe(f"micro/{EXPERIMENT.get(arm, arm)}", [*common, "env.gates=off"]),
     }
 
 
-def run_one(arm: str, seed: int, out: Path, problems: int, overrides: Sequence[str]) -> dict[str, Any]:
-    """Train and measure one arm with one seed, unless its result is there; returns the result."""
+def build_overrides(folder: Path | None) -> list[str]:
+    """The overrides with which recipes run on a build; none for the shipped models."""
+    if folder is None:
+        return []
+    file = folder / "overrides.txt"
+    if not file.is_file():
+        raise MaieuticError(
+            f"{folder} is no build: it has no {file.name} (maieutic micro build --out {folder})"
+        )
+    return file.read_text(encoding="utf-8").split()
+
+
+def build_record(folder: Path | None) -> dict[str, Any]:
+    """Which models a result is of: the seed of their build and the SHA-256 of their weights."""
+    from maieutic.micro.shipped import RECORD, models_dir
+
+    file = (models_dir() if folder is None else folder / "models") / RECORD
+    record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return record
+
+
+def run_one(
+    arm: str, seed: int, out: Path, problems: int, overrides: Sequence[str], build: Path | None = None
+) -> dict[str, Any]:
+    """Train and measure one arm with one seed, unless its result is there; returns the result. ``build``: see
+    :func:`build_overrides`."""
     result = out / "results" / f"{arm}-{seed}.json"
-    setting = {"schema": SCHEMA, "arm": arm, "seed": seed, "problems": problems, "overrides": list(overrides)}
+    setting = {
+        "schema": SCHEMA,
+        "arm": arm,
+        "seed": seed,
+        "problems": problems,
+        "overrides": list(overrides),
+        "build": build_record(build),
+    }
+    overrides = [*build_overrides(build), *overrides]
     if result.is_file():
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         if found["setting"] != setting:
@@ -128,15 +173,10 @@ def run_one(arm: str, seed: int, out: Path, problems: int, overrides: Sequence[s
             )
         return found
     start = time.monotonic()
-    folder = train(arm, seed, out, overrides)
+    folder, weights = train(arm, seed, out, overrides)
     trained = time.monotonic() - start
-    from maieutic.training import checkpoint
-
-    last = checkpoint.find("auto", folder / "checkpoints")
-    if last is None:
-        raise MaieuticError(f"{folder} holds no checkpoint after training")
     recipes = instruments(arm, seed, problems, overrides)
-    rows = {name: measure(recipe, last / "model") for name, recipe in recipes.items()}
+    rows = {name: measure(recipe, weights) for name, recipe in recipes.items()}
     before = measure(recipes["masked"], None)
     made = {
         "setting": setting,
@@ -162,7 +202,7 @@ _CURVE = (
 
 
 def curve(metrics: Path) -> list[dict[str, float]]:
-    """The learning curve: one row a training step."""
+    """The learning curve: one row a training step (none for SFT)."""
     rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     return [
         {"step": r["train/step"], **{k: r[k] for k in _CURVE if k in r}}
@@ -183,6 +223,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--problems", type=int, default=160, help="held-out pairs of each measurement")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
+        "--build", type=Path, help="run on this build (maieutic micro build) instead of the shipped models"
+    )
+    parser.add_argument(
+        "--also", type=Path, nargs="+", default=[], help="report these folders of results, too (other builds)"
+    )
+    parser.add_argument(
         "--report-only", action="store_true", help="write the report from the results that are there"
     )
     parser.add_argument(
@@ -190,12 +236,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(argv)
     out = given.out.absolute()
+    build = given.build and given.build.absolute()
+    build_overrides(build)  # a folder that is no build is an error before anything runs
     failed = 0
     if not given.report_only:
         (out / "results").mkdir(parents=True, exist_ok=True)
         todo = [(arm, seed) for seed in given.seeds for arm in given.arms]
         with ThreadPoolExecutor(given.processes) as pool:
-            jobs = [pool.submit(_in_process, a, s, out, given.problems, given.overrides) for a, s in todo]
+            jobs = [
+                pool.submit(_in_process, a, s, out, given.problems, given.overrides, build) for a, s in todo
+            ]
             for (arm, seed), job in zip(todo, jobs, strict=True):
                 code = job.result()
                 failed += bool(code)
@@ -204,19 +254,36 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
     from maieutic.micro.science_report import write_report
 
-    write_report(sorted((out / "results").glob("*.json")), given.doc)
+    write_report([sorted((folder / "results").glob("*.json")) for folder in (out, *given.also)], given.doc)
     print(f"report: {given.doc}")
+    if not failed and build is None and not given.overrides and set(given.seeds) == set(REPORTING_SEEDS):
+        from maieutic.micro.stored import write_stored
+
+        print(f"stored for the reports of runs: {write_stored(sorted((out / 'results').glob('*.json')))}")
     return int(failed > 0)
 
 
-def _in_process(arm: str, seed: int, out: Path, problems: int, overrides: Sequence[str]) -> int:
+def _in_process(
+    arm: str, seed: int, out: Path, problems: int, overrides: Sequence[str], build: Path | None
+) -> int:
     """One run in a process of its own, so that measuring has one thread too."""
     code = (
         "import sys; from pathlib import Path; import torch; torch.set_num_threads(1); "
         "from maieutic.micro.science import run_one; "
-        "run_one(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])"
+        "build = Path(sys.argv[5]) if sys.argv[5] else None; "
+        "run_one(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[6:], build)"
     )
-    command = [sys.executable, "-c", code, arm, str(seed), str(out), str(problems), *overrides]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        arm,
+        str(seed),
+        str(out),
+        str(problems),
+        str(build or ""),
+        *overrides,
+    ]
     with (out / f"{arm}-{seed}.measure.log").open("w", encoding="utf-8") as log:
         return subprocess.run(
             command, stdout=log, stderr=subprocess.STDOUT, env=one_thread(), check=False

@@ -46,8 +46,8 @@ class Move:
 class Traits:
     """How a student behaves in its corpus; each number is a probability."""
 
-    cue: float = 0.72
-    """Follows a cue."""
+    cue: float = 0.67
+    """Follows a cue when it hears it. In the post-test it follows one that stands in view as it does a method (``carry``)."""
     restate: float = 0.45
     """Writes the steps out after it was told the method, before any attempt of its own; later, ``restate_late``."""
     restate_late: float = 0.15
@@ -66,9 +66,9 @@ class Traits:
 
 
 STUDENTS = {
-    "student": Traits(cue=0.78),
+    "student": Traits(),
     "student-b": Traits(
-        cue=0.66, restate=0.6, restate_late=0.3, switch=0.8, probe=0.5, slip=0.2, extra=0.42, stop=0.15
+        cue=0.6, restate=0.6, restate_late=0.3, switch=0.8, probe=0.5, slip=0.2, extra=0.42, stop=0.15
     ),
 }
 
@@ -83,6 +83,7 @@ class StudentScript:
     own: dict[int, Op] = field(default_factory=dict)
     """Operation of each step in its own words."""
     heard: dict[int, Op] = field(default_factory=dict)
+    """Operation of each step in the tutor's words: named, told or cued."""
     r: dict[int, int] = field(default_factory=dict)
     """Results that it stated."""
     slipped: bool = False
@@ -135,6 +136,8 @@ class StudentScript:
         """What it says to a tutor turn."""
         t, ok = self.traits, self.rng.choice(speech.OKS)
         if move.kind == "cue":
+            assert move.op1 is not None
+            self.heard[move.step] = move.op1
             return self._do(move.step, self._pick(move.step, move.op1, t.cue))
         if move.kind == "ask":
             return self._do(move.step, self._pick(move.step, self.own.get(move.step), 0.7))
@@ -227,11 +230,13 @@ BEFORE: dict[str, float] = dict(
     tellx=0.03, namex=0.03, chat=0.05, end=0.01,
 )  # fmt: skip
 AFTER: dict[str, float] = dict(
-    tell=0.09, name=0.07, name1=0.02, name2=0.03, tell1=0.01, cue1=0.08, cue1x=0.03, cue2=0.14, cue2x=0.05, ask1=0.03,
-    ask2=0.09, tellx=0.02, namex=0.02, chat=0.03, end=0.10, confirm=0.06, judge=0.10, probe=0.03,
+    tell=0.07, name=0.06, name1=0.02, name2=0.02, tell1=0.01, cue1=0.06, cue1x=0.02, cue2=0.14, cue2x=0.04, ask1=0.02,
+    ask2=0.07, tellx=0.02, namex=0.02, chat=0.03, end=0.12, confirm=0.04, judge=0.22, probe=0.02,
 )  # fmt: skip
 """The mixture of teaching and telling that the untrained tutor imitates, before and after a first attempt (``x``: wrong)."""
 Weights = tuple[dict[str, float], dict[str, float]]
+APPRENTICE: Weights = (dict(cue1=0.5, ask1=0.35, cue2=0.15), dict(judge=0.65, cue2=0.2, ask2=0.1, end=0.05))
+"""For the tutor's first documents: nearly every turn judges a step. In its mixture a judgement is too rare to be learned."""
 LESSON: Weights = (
     dict(cue1=0.24, cue2=0.2, ask1=0.1, ask2=0.08, name=0.16, name1=0.05, tell=0.1, tell1=0.03, chat=0.03, end=0.01),
     dict(cue1=0.08, cue2=0.24, ask1=0.04, ask2=0.1, name=0.06, name1=0.02, name2=0.03, tell=0.05, tell1=0.01, chat=0.02,
@@ -242,10 +247,10 @@ MENDING: Weights = (dict(cue1=0.6, cue2=0.25, ask1=0.15), dict(judge=0.75, cue2=
 """For lessons about errors: what comes after an attempt is mostly a judgement of it."""
 JUDGEMENTS = ("flag", "count", "needed", "left", "probe")
 TALKATIVE: Weights = (
-    dict(name=0.36, name1=0.08, tell=0.28, tell1=0.03, cue1=0.1, cue2=0.08, ask1=0.04, ask2=0.03),
-    dict(name=0.28, name1=0.05, name2=0.1, tell=0.18, cue1=0.06, cue2=0.12, ask2=0.05, judge=0.12, end=0.04),
+    dict(name=0.26, name1=0.06, tell=0.2, tell1=0.03, cue1=0.24, cue2=0.14, ask1=0.04, ask2=0.03),
+    dict(name=0.18, name1=0.04, name2=0.08, tell=0.12, cue1=0.12, cue2=0.26, ask2=0.04, judge=0.12, end=0.04),
 )  # fmt: skip
-"""For the students' visible post-tests, which need more telling to learn from."""
+"""For the students' visible post-tests, which need more telling and cueing to learn from."""
 
 
 def tutor_move(
@@ -284,10 +289,10 @@ def tutor_move(
 
 
 def _judgement(p: MicroProblem, student: StudentScript, rng: random.Random) -> Move:
-    """Confirm or find fault; three times out of four with the right diagnosis."""
+    """Confirm or find fault; four times out of five with the right diagnosis."""
     found = (
         diagnosis(p, student)
-        if rng.random() < 0.75
+        if rng.random() < 0.8
         else rng.choice(["right", "op", "count", "needed", "left"])
     )
     if found == "op":

@@ -63,7 +63,7 @@ def shipped_weights() -> dict[str, str]:
 
 def summarise(files: Sequence[Path]) -> Stored:
     """Result files of :mod:`maieutic.micro.science` in brief. Raises ValueError when there is none, or when they do not fit
-    together; files do not say which models they are of: they are taken to be of those that ship now."""
+    together."""
     if not files:
         raise ValueError("there are no results to store")
     arms = load(files)
@@ -79,7 +79,7 @@ def summarise(files: Sequence[Path]) -> Stored:
 
     return Stored(
         setting["problems"],
-        shipped_weights(),
+        setting["build"]["weights_sha256"],
         tuple(
             StoredArm(
                 a.name,
