@@ -7,11 +7,13 @@ import io
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from maieutic.env.base import Episode
 from maieutic.errors import MaieuticError
 from maieutic.latent.features import FeatureSet
+from maieutic.latent.moves import TAXONOMIES
 from maieutic.latent.statistics import cohen_kappa
 from maieutic.latent.transitions import Transitions
 
@@ -45,7 +47,7 @@ def export_sample(
                 key,
                 data.episodes[i],
                 data.turns[i],
-                episode.dialogue.problem,
+                _cell(episode.dialogue.problem),
                 _cell(text),
                 _cell(turns[at].visible),
             ]
@@ -53,8 +55,9 @@ def export_sample(
         )
         values = [str(int(data.states[i, data.feature_names.index(b)])) for b in binary]
         ours.writerow([key, data.move_names[data.moves[i]], *values])
-    path.write_text(people.getvalue(), encoding="utf-8")
-    machine_path(path).write_text(machine.getvalue(), encoding="utf-8")
+    # A byte order mark lets spreadsheets read UTF-8; half of a surrogate pair has no UTF-8 and becomes a question mark.
+    path.write_bytes(people.getvalue().encode("utf-8-sig", "replace"))
+    machine_path(path).write_bytes(machine.getvalue().encode("utf-8-sig", "replace"))
     return min(size, len(rows))
 
 
@@ -65,7 +68,7 @@ def machine_path(path: Path) -> Path:
 
 def _cell(text: str) -> str:
     """A spreadsheet runs a cell that begins like a formula: a model's words must not."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +82,28 @@ class Agreement:
 
 
 def agreement(people: Path, machine: Path | None = None) -> list[Agreement]:
-    """Per column, of the rows that people filled in. Yes/no columns take 1, 0, yes, no, true, false.
+    """Per column, of the rows that people filled in. Yes/no columns take 1, 0, yes, no, true, false; columns that the machine's
+    file does not have (notes of people) are left out.
 
     Raises :class:`MaieuticError` for an unknown id, a label that cannot be read, or no labelled row at all.
     """
     ours = {r["id"]: r for r in _rows(machine or machine_path(people))}
+    known = set(next(iter(ours.values()), {}))
+    moves = {name for t in TAXONOMIES.values() for name in t.names}
     out: list[Agreement] = []
     theirs = _rows(people)
-    columns = [c for c in (theirs[0] if theirs else {}) if c not in HEAD]
+    columns = [c for c in (theirs[0] if theirs else {}) if c not in HEAD and c in known]
     for column in columns:
         a, b = [], []
         for line, row in enumerate(theirs, start=2):
             if not (given := row[column].strip()):
                 continue
             if row["id"] not in ours:
-                raise MaieuticError(f"{people}, line {line}: no machine label for id {row['id']!r}")
-            a.append(
-                given.lower() if column == "move" else _yes_no(given, f"{people}, line {line}, {column}")
-            )
+                raise MaieuticError(f"{people}, row {line}: no machine label for id {row['id']!r}")
+            where = f"{people}, row {line}, {column}"
+            if column == "move" and given.lower() not in moves:
+                raise MaieuticError(f"{where}: {given!r} is no move (there are {', '.join(sorted(moves))})")
+            a.append(given.lower() if column == "move" else _yes_no(given, where))
             b.append(ours[row["id"]][column])
         if a:
             raw = sum(x == y for x, y in zip(a, b, strict=True)) / len(a)
@@ -108,10 +115,20 @@ def agreement(people: Path, machine: Path | None = None) -> list[Agreement]:
 
 def _rows(path: Path) -> list[dict[str, str]]:
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            lines = csv.reader(file)
+            csv.field_size_limit(2**30)  # a conversation may be longer than the module's limit
+            head = next(lines, [])
+            found = [dict(zip_longest(head, line[: len(head)], fillvalue="")) for line in lines if line]
     except OSError as error:
         raise MaieuticError(f"{path}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise MaieuticError(f"{path}: no CSV file in UTF-8: {error}") from error
+    if "id" not in head:
+        raise MaieuticError(
+            f"{path}: no column 'id': save it with commas between the columns, as it was exported"
+        )
+    return found
 
 
 def _yes_no(text: str, where: str) -> str:

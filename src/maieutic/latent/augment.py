@@ -60,8 +60,10 @@ def select(
     ``tried``: rows that an earlier round branched off from; rows of D keep their numbers in D⁺.
 
     Fewer than ``n`` come back where Q agrees with the log nearly everywhere. Raises :class:`LatentDataError` when no state
-    qualifies, ValueError for a policy without values.
+    qualifies, ValueError for a policy without values, or for ``n`` below 1.
     """
+    if n < 1:
+        raise ValueError(f"{n} states to branch off from: at least 1 is needed")
     if q.kind != "values":
         raise ValueError("augmentation needs a Q-function (FQI or CQL), not a cloned policy")
     if how not in HOWS:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from maieutic.config import RewardSpec, StudentSpec
 from maieutic.dialogue import Turn
@@ -37,9 +36,6 @@ from maieutic.problems.loaders import read_pairs
 from maieutic.problems.schema import ProblemPair
 from maieutic.problems.splits import split_pairs
 from maieutic.tutors import ChatTutor
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def load_problem_sets(recipe: LatentRecipe) -> tuple[list[ProblemPair], list[ProblemPair]]:
@@ -191,19 +187,3 @@ class LatentClassroom:
             phase="eval" if eval else "train",
             start=start,
         )
-
-
-async def bounded(items: Sequence[T], work: Callable[[T], Awaitable[R]], concurrency: int) -> list[R]:
-    """``work`` on every item with at most ``concurrency`` at once; results in order. The first error cancels the rest."""
-    slots = asyncio.Semaphore(concurrency)
-
-    async def one(item: T) -> R:
-        async with slots:
-            return await work(item)
-
-    tasks = [asyncio.ensure_future(one(i)) for i in items]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()

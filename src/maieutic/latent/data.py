@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections import Counter
@@ -17,9 +16,10 @@ import pyarrow.parquet as pq
 
 from maieutic.env.base import Episode
 from maieutic.errors import EngineDownError, EngineError, RunStop
-from maieutic.latent.errors import LabelError, LatentDataError
+from maieutic.latent.errors import FeatureError, LabelError, LatentDataError
 from maieutic.latent.moves import MoveLabeller, Taxonomy, chosen_move
 from maieutic.latent.reading import StateReader
+from maieutic.latent.tasks import bounded
 from maieutic.latent.transitions import Transitions
 from maieutic.seeds import derive
 
@@ -30,7 +30,8 @@ SCHEMA = 1
 @dataclass(slots=True)
 class Drops:
     """Episodes that did not become transitions, by reason: ``excluded`` (failed, unknown verdict), ``empty`` (no tutor turn),
-    ``unlabelled`` (a move or a state could not be read), ``nan_features``, ``no_reward``."""
+    ``unlabelled`` (a move or a state could not be read), ``nan_features``, ``no_reward``, ``malformed`` (speakers do not take
+    turns), ``duplicate`` (an id that occurred before)."""
 
     episodes: int = 0
     kept: int = 0
@@ -86,6 +87,8 @@ async def label_episode(
     numbers = [n for n, t in enumerate(turns) if t.speaker == "tutor"][skip:]
     if not numbers:
         raise _Drop("empty", "no tutor turn")
+    if any(t.speaker != ("tutor" if n % 2 else "student") for n, t in enumerate(turns)):
+        raise _Drop("malformed", "student and tutor do not take turns, the student first")
     value = reward_of(episode, reward)
     rows = Rows(episode.id, episode.pair.id, [], [], value, [])
     for count, n in enumerate(numbers, start=skip):
@@ -98,7 +101,7 @@ async def label_episode(
             raise
         except EngineError as error:
             raise _Drop("unlabelled", f"tutor turn {n}: {error}") from error
-        except ValueError as error:
+        except FeatureError as error:
             raise _Drop("nan_features", f"tutor turn {n}: {error}") from error
         if name not in moves.names:
             raise _Drop("unlabelled", f"tutor turn {n}: {name!r} is no move of {moves.name}")
@@ -131,25 +134,23 @@ async def transitions_of(
     concurrency: int = 32,
 ) -> tuple[Transitions, Drops]:
     """Label episodes concurrently; the rows come in the episodes' order. Raises when nothing is left."""
-    slots, drops = asyncio.Semaphore(concurrency), Drops(len(episodes))
+    drops, first_of = Drops(len(episodes)), {e.id: n for n, e in reversed(list(enumerate(episodes)))}
 
-    async def one(e: Episode) -> Rows | _Drop:
-        async with slots:
-            try:
-                return await label_episode(
-                    e,
-                    reader,
-                    labeller,
-                    moves,
-                    reward=reward,
-                    skip=(skips or {}).get(e.id, 0),
-                    trust_choice=trust_choice,
-                )
-            except _Drop as drop:
-                return drop
+    async def one(numbered: tuple[int, Episode]) -> Rows | _Drop:
+        n, e = numbered
+        if first_of[e.id] != n:
+            return _Drop("duplicate", "an episode before it has the same id")
+        try:
+            skip = (skips or {}).get(e.id, 0)
+            return await label_episode(
+                e, reader, labeller, moves, reward=reward, skip=skip, trust_choice=trust_choice
+            )
+        except _Drop as drop:
+            return drop
 
     kept: list[Rows] = []
-    for e, result in zip(episodes, await asyncio.gather(*(one(e) for e in episodes)), strict=True):
+    results = await bounded(list(enumerate(episodes)), one, concurrency)
+    for e, result in zip(episodes, results, strict=True):
         if isinstance(result, _Drop):
             drops.add(result.reason, e.id, str(result))
         else:
@@ -224,7 +225,8 @@ def write_parquet(data: Transitions, path: Path) -> None:
 
 
 def read_parquet(path: Path) -> Transitions:
-    """Inverse of :func:`write_parquet`. Raises :class:`LatentDataError` for a file of another kind or schema."""
+    """Inverse of :func:`write_parquet`. Raises :class:`LatentDataError` for a file of another kind or schema, or with columns or
+    values missing. Next states of terminal rows are set to zero, whatever the file holds there."""
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
@@ -232,17 +234,35 @@ def read_parquet(path: Path) -> Transitions:
     raw = (table.schema.metadata or {}).get(b"maieutic.latent")
     if raw is None:
         raise LatentDataError(f"{path}: not a file of transitions (write it with `maieutic latent run`)")
-    head = json.loads(raw)
-    if head["schema"] != SCHEMA:
-        raise LatentDataError(f"{path}: schema {head['schema']}, this release reads {SCHEMA}")
-    column = {n: table.column(n).to_numpy() for n in table.column_names}
-    names = head["features"]
+    try:
+        head = json.loads(raw)
+        if head["schema"] != SCHEMA:
+            raise LatentDataError(f"{path}: schema {head['schema']}, this release reads {SCHEMA}")
+        names = head["features"]
+        columns = [*COLUMNS, *(f"{side}.{n}" for side in ("s", "next") for n in names)]
+        column = {n: table.column(n) for n in columns}
+        empty = [n for n, c in column.items() if c.null_count and not n.startswith("next.")]
+        if empty:
+            raise LatentDataError(f"{path}: columns {empty} have empty cells: drop or repair those episodes")
+        return _from_columns({n: c.to_numpy() for n, c in column.items()}, head)
+    except (KeyError, TypeError, ValueError) as error:
+        raise LatentDataError(f"{path}: columns or head are damaged: {error}") from error
+
+
+COLUMNS = ("episode", "problem", "turn", "move", "reward", "done")
+"""Columns beside the features'."""
+
+
+def _from_columns(column: dict[str, np.ndarray[Any, Any]], head: dict[str, Any]) -> Transitions:
+    names, done = head["features"], column["done"].astype(bool)
+    following = np.stack([column[f"next.{n}"] for n in names], 1).astype(np.float32)
+    following[done] = 0
     return Transitions(
         np.stack([column[f"s.{n}"] for n in names], 1).astype(np.float32),
         column["move"].astype(np.int64),
         column["reward"].astype(np.float32),
-        np.stack([column[f"next.{n}"] for n in names], 1).astype(np.float32),
-        column["done"].astype(bool),
+        following,
+        done,
         column["episode"].astype(np.str_),
         column["problem"].astype(np.str_),
         column["turn"].astype(np.int64),

@@ -11,6 +11,10 @@ class LatentDataError(MaieuticError):
     exit_code = 2
 
 
+class FeatureError(ValueError):
+    """A state that cannot be computed: a question without an answer, or a value that is not finite."""
+
+
 class LabelError(EngineError):
     """A model gave no readable state or move after its bounded retries. A tutor that meets it ends the dialogue as
     ``tutor_failed``; in a data set the episode is dropped and counted."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from maieutic.env.base import Episode, Tutor
 from maieutic.errors import EngineError, RunStop
-from maieutic.latent.classroom import LatentClassroom, bounded
+from maieutic.latent.classroom import LatentClassroom
 from maieutic.latent.moves import chosen_move
 from maieutic.latent.statistics import Paired, Rate, paired, wilson
+from maieutic.latent.tasks import bounded
 from maieutic.problems.schema import ProblemPair
 from maieutic.seeds import derive
 
@@ -48,10 +49,8 @@ def plan(
     return out
 
 
-async def play_arm(
-    room: LatentClassroom, arm: str, tutor: Tutor, slots: Sequence[Slot], concurrency: int
-) -> list[Episode]:
-    """The arm's episodes, in the order of the slots."""
+def player(room: LatentClassroom, arm: str, tutor: Tutor) -> Callable[[Slot], Awaitable[Episode]]:
+    """What plays an arm's conversation of a slot."""
 
     async def one(slot: Slot) -> Episode:
         return await room.play(
@@ -63,7 +62,7 @@ async def play_arm(
             eval=True,
         )
 
-    return await bounded(slots, one, concurrency)
+    return one
 
 
 @dataclass(slots=True)

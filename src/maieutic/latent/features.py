@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from maieutic.dialogue import Turn
 from maieutic.errors import RecipeError
+from maieutic.latent.errors import FeatureError
 from maieutic.latent.scorers import math_density, student_reasoning
 
 Answers = Mapping[str, bool]
@@ -81,16 +82,16 @@ class FeatureSet:
     def vector(self, readings: Sequence[Answers], turns: Sequence[Turn]) -> npt.NDArray[np.float32]:
         """The state ``[F]``. ``readings``: answers before each tutor turn so far, the present one last.
 
-        Raises ValueError when a reading lacks an answer or a value is not finite.
+        Raises :class:`FeatureError` when a reading lacks an answer or a value is not finite.
         """
         needed = {q.key for q in self.questions}
         for n, r in enumerate(readings):
             if missing := needed - r.keys():
-                raise ValueError(f"reading {n} has no answer to {sorted(missing)}")
+                raise FeatureError(f"reading {n} has no answer to {sorted(missing)}")
         out = np.array([f.compute(readings, turns) for f in self.features], np.float32)
         if not np.isfinite(out).all():
             bad = [n for n, v in zip(self.names, out, strict=True) if not np.isfinite(v)]
-            raise ValueError(f"features {bad} are not finite")
+            raise FeatureError(f"features {bad} are not finite")
         return out
 
 

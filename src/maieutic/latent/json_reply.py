@@ -14,7 +14,9 @@ from maieutic.latent.errors import LabelError
 from maieutic.seeds import derive
 
 T = TypeVar("T")
-_FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
+LONGEST = 50_000
+"""Characters at the end of a reply that are searched: the search is quadratic in a reply of opening braces."""
+_FENCE = re.compile(r"```(?:json)?(.*?)```", re.DOTALL)
 
 
 def find_object(text: str) -> dict[str, Any] | None:
@@ -22,7 +24,7 @@ def find_object(text: str) -> dict[str, Any] | None:
 
     Two different objects are told apart by position alone: what a model says last is its answer.
     """
-    text = text.rpartition("</think>")[2]
+    text = text.rpartition("</think>")[2][-LONGEST:]
     decoder, found, at = json.JSONDecoder(strict=False), None, 0
     for source in [*_FENCE.findall(text), text]:
         at = 0

@@ -2,7 +2,8 @@
 
     mistakes → collect → label → train → augment → train_plus → evaluate → report
 
-A run folder belongs to one recipe; a recipe that differs in more than its evaluation is refused there.
+Inside a stage, dialogues are written in blocks: a run that was killed plays at most one block again. A run folder belongs to one
+recipe; another one is refused there.
 """
 
 from __future__ import annotations
@@ -12,22 +13,25 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from maieutic.env.base import Episode, Tutor
+from maieutic.env.base import Episode, Phase, Tutor
 from maieutic.errors import RecipeError, RunFolderError
 from maieutic.latent import augment as aug
 from maieutic.latent import data as rows
 from maieutic.latent.agreement import export_sample
-from maieutic.latent.classroom import LatentClassroom, bounded, load_problem_sets, rule_answers
+from maieutic.latent.classroom import LatentClassroom, load_problem_sets, rule_answers
 from maieutic.latent.config import LatentRecipe, dump_latent_recipe
-from maieutic.latent.evaluate import compare, move_profile, plan, play_arm
+from maieutic.latent.errors import LabelError, LatentDataError
+from maieutic.latent.evaluate import compare, move_profile, plan, player
+from maieutic.latent.features import feature_set
 from maieutic.latent.fit import FitLog, FitSpec, Learner, fit
+from maieutic.latent.moves import taxonomy
 from maieutic.latent.ope import FqeSpec, fqe, scorer, wis
 from maieutic.latent.policy import (
     HAND_RULES,
@@ -39,16 +43,20 @@ from maieutic.latent.policy import (
     load_policy,
 )
 from maieutic.latent.success import env_text, write_mistakes
+from maieutic.latent.tasks import bounded
 from maieutic.latent.transitions import Transitions, split_by_problem
 from maieutic.latent.tutor import BranchTutor
 from maieutic.problems.schema import ProblemPair
 from maieutic.seeds import derive
-from maieutic.transcripts import TranscriptWriter, read_episodes
+from maieutic.transcripts import TranscriptWriter, read_episodes, transcript_steps
 
 log = logging.getLogger(__name__)
+J = TypeVar("J")
 
 STAGES = ("mistakes", "collect", "label", "train", "augment", "train_plus", "evaluate", "report")
 LEARNERS: tuple[Learner, ...] = ("bc", "fqi", "cql")
+BLOCK = 256
+"""Dialogues that are written together."""
 
 
 def slug(arm: str) -> str:
@@ -63,6 +71,12 @@ class Pipeline:
         self.recipe, self.say = recipe, say
         self.run = Path(recipe.output_dir) / recipe.name
         self.seen, self.unseen = load_problem_sets(recipe)
+        self._behaviour: NetPolicy | None = None
+        # What a late stage would stumble over is refused before the first one.
+        self.moves, self.features = taxonomy(recipe.labels.moves), feature_set(recipe.labels.features)
+        for arm in recipe.evaluate.arms:
+            if arm in ("random", "rule") or arm.startswith("fixed:"):
+                self._plain_policy(arm)
 
     # ---- running ---------------------------------------------------------------------------------------------------
 
@@ -125,10 +139,38 @@ class Pipeline:
             for p in pairs
         ]
 
+    async def _play(
+        self,
+        folder: Path,
+        phase: Phase,
+        first: int,
+        jobs: Sequence[J],
+        one: Callable[[J], Awaitable[Episode]],
+        arm: str,
+    ) -> list[Episode]:
+        """The episode of every job, in order, kept as transcripts of steps ``first``, ``first`` + 1 … of :data:`BLOCK` each.
+        A block that is there is read and not played again; ``jobs`` must be the same each time."""
+        writer, there = TranscriptWriter(folder, arm=arm), set(transcript_steps(folder, phase))
+        out: list[Episode] = []
+        for step, at in enumerate(range(0, len(jobs), BLOCK), start=first):
+            block = jobs[at : at + BLOCK]
+            if step in there:
+                found = list(read_episodes(folder, phase, [step]))
+            else:
+                found = await bounded(block, one, self.recipe.collect.concurrency)
+                writer.write(phase, step, found)
+            if len(found) != len(block):
+                raise RunFolderError(
+                    f"{folder}: step {step} holds {len(found)} dialogues, {len(block)} are expected: remove that file"
+                )
+            out += found
+        return out
+
     # ---- data ------------------------------------------------------------------------------------------------------
 
     async def _mistakes(self) -> dict[str, Any]:
         count, out = self.recipe.collect.mistakes, {}
+        without: list[str] = []
         if count:
             prompt = env_text(self.recipe.env.name, "mistakes.txt")
             pairs = self.seen + self.unseen
@@ -136,14 +178,25 @@ class Pipeline:
                 assert room.annotator is not None
                 chat = room.annotator
 
-                async def one(pair: ProblemPair) -> list[str]:
+                async def one(pair: ProblemPair) -> list[str] | LabelError:
                     seed = derive(self.recipe.seed, "mistakes", pair.id)
-                    return await write_mistakes(chat, prompt, pair, count=count, seed=seed)
+                    try:
+                        return await write_mistakes(chat, prompt, pair, count=count, seed=seed)
+                    except LabelError as error:
+                        return error
 
                 lists = await bounded(pairs, one, self.recipe.collect.concurrency)
-            out = {p.id: m for p, m in zip(pairs, lists, strict=True)}
+            out = {p.id: m for p, m in zip(pairs, lists, strict=True) if isinstance(m, list)}
+            without = [p.id for p in pairs if p.id not in out]
+            if not out:
+                raise next(m for m in lists if isinstance(m, LabelError))
+            if without:
+                self.say(
+                    f"mistakes: none for {len(without)} of {len(pairs)} problems (first: {without[0]}): "
+                    "their students make no particular one"
+                )
         self._write_json(self.run / "mistakes.json", out)
-        return {"problems": len(out)}
+        return {"problems": len(out), "without": without}
 
     async def _collect(self) -> dict[str, Any]:
         pairs, spec = self._armed(self.seen), self.recipe.collect
@@ -153,8 +206,8 @@ class Pipeline:
                 seed = derive(self.recipe.seed, "collect", i)
                 return await room.play(room.prompt_tutor, pairs[i % len(pairs)], seed=seed, id=f"d-{i}")
 
-            episodes = await bounded(range(spec.dialogues), one, spec.concurrency)
-        TranscriptWriter(self.run / "collect", arm="prompt").write("train", 0, episodes)
+            jobs = range(spec.dialogues)
+            episodes = await self._play(self.run / "collect", "train", 0, jobs, one, "prompt")
         counted = [e for e in episodes if e.counted]
         return {
             "dialogues": len(episodes),
@@ -212,15 +265,24 @@ class Pipeline:
     def _learn(self, name: str, learner: Learner, data: Transitions) -> dict[str, Any]:
         train, validation = self._split(data)
         spec = self._fit_spec(name)
+        try:
+            train.check(moves=2)
+        except LatentDataError as error:
+            raise LatentDataError(f"the training data of {name!r}: {error}") from None
         # Cloning has a target of its own: it is not selected by the value that it would earn.
         score = None if learner == "bc" else scorer(validation)
         policy, note = fit(learner, train, spec, score=score)
         policy.save(self.run / "policies" / f"{slug(name)}.pt")
-        behaviour, _ = fit("bc", validation, FitSpec(steps=400, seed=spec.seed))
+        if self._behaviour is None:
+            # One behaviour policy for all: that of D, whose few validation problems may not hold every move.
+            seed = derive(self.recipe.seed, "fit", "behaviour")
+            self._behaviour, _ = fit(
+                "bc", rows.read_parquet(self.run / "d.parquet"), FitSpec(steps=400, seed=seed)
+            )
         boot = self.recipe.fit.bootstrap
         ope = {
             "fqe": asdict(fqe(validation, policy, FqeSpec(bootstrap=boot))),
-            "wis": asdict(wis(validation, _soft(policy), behaviour, bootstrap=boot)),
+            "wis": asdict(wis(validation, _soft(policy), self._behaviour, bootstrap=boot)),
         }
         self.say(
             f"  {name}: {_log_line(note)}, FQE {ope['fqe']['value']:+.3f} [{ope['fqe']['low']:+.3f}, {ope['fqe']['high']:+.3f}]"
@@ -236,33 +298,42 @@ class Pipeline:
         return load_policy(self.run / "policies" / f"{slug(arm)}.pt")
 
     async def _augment(self) -> dict[str, Any]:
-        out = {"optimistic": await self._augment_by("optimistic")}
-        for how in self.recipe.augment.controls:
-            out[how] = await self._augment_by(how)
+        spec = self.recipe.augment
+        out = {"optimistic": await self._augment_by("optimistic", [spec.states] * spec.rounds)}
+        # The controls have the budget that was used, which is less than N where Q agrees with the log nearly everywhere.
+        used = [r["states"] for r in out["optimistic"]["rounds"]]
+        for how in spec.controls:
+            out[how] = await self._augment_by(how, used)
         return out
 
-    async def _augment_by(self, how: aug.How) -> dict[str, Any]:
+    async def _augment_by(self, how: aug.How, budget: Sequence[int]) -> dict[str, Any]:
+        """``budget``: the most states to branch off from, by round."""
         spec, seed = self.recipe.augment, self.recipe.seed
         d = rows.read_parquet(self.run / "d.parquet")
         train, _ = self._split(d)
         episodes = {e.id: e for e in read_episodes(self.run / "collect")}
         current, q, notes, exploratory = train, self._policy("fqi"), [], []
         tried: set[int] = set()
-        for number in range(1, spec.rounds + 1):
+        for number, states in enumerate(budget, start=1):
             tag = f"{how}-{number}"
-            branches = aug.select(
-                current,
-                q,
-                spec.states,
-                how=how,
-                spread=spec.spread,
-                per_episode=spec.per_episode,
-                tried=tried,
-                seed=derive(seed, tag),
-            )
+            try:
+                branches = aug.select(
+                    current,
+                    q,
+                    states,
+                    how=how,
+                    spread=spec.spread,
+                    per_episode=spec.per_episode,
+                    tried=tried,
+                    seed=derive(seed, tag),
+                )
+            except LatentDataError as error:
+                if number == 1:
+                    raise
+                self.say(f"  {tag}: {error}")
+                break
             tried |= {b.row for b in branches}
-            played, parents, skips = await self._branch(tag, branches, episodes, q)
-            TranscriptWriter(self.run / "augment" / how, arm=how).write("train", number, played)
+            played, parents, skips = await self._branch(how, number, branches, episodes, q)
             async with self._room() as room:
                 new, drops = await self._transitions(room, played, skips)
             report = aug.report(how, current, branches, new, parents)
@@ -274,7 +345,7 @@ class Pipeline:
             exploratory.append(new)
             episodes |= {e.id: e for e in played}
             current = aug.augmented(current, new)
-            if number < spec.rounds:
+            if number < len(budget):
                 q, _ = fit("fqi", current, self._fit_spec(tag), score=None)
         rows.write_parquet(current, self.run / f"d_{how}.parquet")
         if how == "optimistic":
@@ -283,10 +354,15 @@ class Pipeline:
         return {"rounds": notes, "rows": len(current)}
 
     async def _branch(
-        self, tag: str, branches: list[aug.Branch], episodes: dict[str, Episode], q: NetPolicy
+        self,
+        how: aug.How,
+        number: int,
+        branches: list[aug.Branch],
+        episodes: dict[str, Episode],
+        q: NetPolicy,
     ) -> tuple[list[Episode], dict[str, int], dict[str, int]]:
         """Continue every branch M times. Returns the episodes, the branch of each, and the tutor turns before each branch."""
-        spec = self.recipe.augment
+        spec, tag = self.recipe.augment, f"{how}-{number}"
         jobs = [(b, m) for b in range(len(branches)) for m in range(spec.repeats)]
         if spec.continuation == "greedy":
             onward: Policy = NetPolicy(
@@ -297,7 +373,8 @@ class Pipeline:
             onward = NetPolicy(
                 bc.net, bc.standardise, bc.kind, bc.feature_names, bc.move_names, bc.meta, sample_logits=True
             )
-        parents, skips = {}, {}
+        parents = {f"{tag}-{b}-{m}": b for b, m in jobs}
+        skips = {f"{tag}-{b}-{m}": branches[b].turn for b, m in jobs}
         async with self._room() as room:
             then = room.latent_tutor(onward)
 
@@ -309,12 +386,13 @@ class Pipeline:
                 at = [n for n, t in enumerate(turns) if t.speaker == "tutor"][branch.turn]
                 prefix = turns[:at]
                 id = f"{tag}-{b}-{m}"
-                parents[id], skips[id] = b, branch.turn
                 tutor = BranchTutor(room.moves.names[branch.move], room.writer, then, prefix)
                 seed = derive(self.recipe.seed, "branch", id)
                 return await room.play(tutor, origin.pair, seed=seed, id=id, start=prefix)
 
-            played = await bounded(jobs, one, self.recipe.collect.concurrency)
+            # Steps of a round do not meet those of another: a round has fewer than a million blocks.
+            folder, first = self.run / "augment" / how, number * 1_000_000
+            played = await self._play(folder, "train", first, jobs, one, how)
         return played, parents, skips
 
     async def _train_plus(self) -> dict[str, Any]:
@@ -332,17 +410,28 @@ class Pipeline:
     def _tutor(self, arm: str, room: LatentClassroom) -> Tutor:
         if arm == "prompt":
             return room.prompt_tutor
-        names = room.moves.names
-        if arm.startswith("fixed:"):
-            move = arm.removeprefix("fixed:")
-            if move not in names:
-                raise RecipeError(f"arm {arm!r}: taxonomy {room.moves.name} has the moves {', '.join(names)}")
-            return room.latent_tutor(FixedPolicy(names.index(move), len(names)))
-        if arm == "random":
-            return room.latent_tutor(RandomPolicy(len(names)))
-        if arm == "rule":
-            return room.latent_tutor(RulePolicy(room.features.names, names, HAND_RULES, "ask"))
+        if arm in ("random", "rule") or arm.startswith("fixed:"):
+            return room.latent_tutor(self._plain_policy(arm))
         return room.latent_tutor(self._policy(arm))
+
+    def _plain_policy(self, arm: str) -> Policy:
+        """The policy of an arm that learns nothing."""
+        names = self.moves.names
+        if arm == "random":
+            return RandomPolicy(len(names))
+        if arm == "rule":
+            try:
+                return RulePolicy(self.features.names, names, HAND_RULES, "ask")
+            except ValueError as error:
+                raise RecipeError(
+                    f"evaluate.arms: 'rule' is written for the moves of paper-4, labels.moves is {self.moves.name}: {error}"
+                ) from None
+        move = arm.removeprefix("fixed:")
+        if move not in names:
+            raise RecipeError(
+                f"evaluate.arms: {arm!r}: taxonomy {self.moves.name} has the moves {', '.join(names)}"
+            )
+        return FixedPolicy(names.index(move), len(names))
 
     async def _evaluate(self) -> dict[str, Any]:
         spec = self.recipe.evaluate
@@ -359,12 +448,9 @@ class Pipeline:
         async with self._room() as room:
             profiles = {}
             for arm in spec.arms:
+                one = player(room, arm, self._tutor(arm, room))
                 folder = self.run / "eval" / slug(arm)
-                found = list(read_episodes(folder))
-                if len(found) != len(slots):
-                    found = await play_arm(room, arm, self._tutor(arm, room), slots, width)
-                    TranscriptWriter(folder, arm=arm).write("eval", 0, found)
-                played[arm] = found
+                played[arm] = found = await self._play(folder, "eval", 0, slots, one, arm)
                 profiles[arm] = await move_profile(room, found, slots, width)
                 wins = sum(e.dialogue.end == "solved" for e in found)
                 self.say(f"  {arm}: {wins} of {len(found)} solved")

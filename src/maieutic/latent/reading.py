@@ -107,7 +107,10 @@ class LlmReader:
         )
 
 
-_ARITHMETIC = re.compile(r"(-?\d+(?:\.\d+)?)\s*([+\-−×*·/÷])\s*(-?\d+(?:\.\d+)?)\s*=\s*(-?\d+(?:\.\d+)?)")
+# Possessive, and never from the middle of a number: a turn of a million digits takes linear time.
+_ARITHMETIC = re.compile(
+    r"(?<![\d.])(-?\d++(?:\.\d++)?)\s*+([+\-−×*·/÷])\s*+(-?\d++(?:\.\d++)?)\s*+=\s*+(-?\d++(?:\.\d++)?)"
+)
 _CUES: dict[str, str] = {
     "repeats_tutor": r"\b(you said|like you said|as you said)\b",
     "off_topic": r"\b(game|video|movie|lunch|recess|weekend|football|soccer|minecraft|my (dog|cat|friend))\b",

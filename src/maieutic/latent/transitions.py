@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 class Transitions:
     """Rows in time order inside each episode, episodes contiguous. ``N`` rows, ``F`` features.
 
-    A terminal row's ``next_states`` are zeros and never read. ``episodes`` and ``problems`` are ids of type str.
+    A terminal row's ``next_states`` mean nothing and are zeros. ``episodes`` and ``problems`` are ids of type str.
     """
 
     states: Floats
@@ -98,10 +98,15 @@ class Transitions:
         for name in ("rewards", "done", "episodes", "problems", "turns"):
             if len(getattr(self, name)) != n:
                 raise LatentDataError(f"{name} has {len(getattr(self, name))} rows, moves have {n}")
-        bad = ~np.isfinite(self.states).all(0) | ~np.isfinite(self.next_states[~self.done]).all(0)
-        if bad.any():
-            names = [self.feature_names[i] for i in np.flatnonzero(bad)]
-            rows = int((~np.isfinite(self.states)).any(1).sum())
+        if not 0 < self.gamma < 1:
+            raise LatentDataError(
+                f"gamma is {self.gamma}: a discount between 0 and 1 (exclusive) is expected"
+            )
+        # Terminal next states too: γ (1 − done) · NaN is NaN.
+        odd = ~np.isfinite(self.states) | ~np.isfinite(self.next_states)
+        if odd.any():
+            names = [self.feature_names[i] for i in np.flatnonzero(odd.any(0))]
+            rows = int(odd.any(1).sum())
             raise LatentDataError(
                 f"features {names} hold NaN or infinity ({rows} rows): drop or relabel those episodes"
             )
@@ -126,7 +131,7 @@ class Transitions:
         unique, counts = np.unique(ids, return_counts=True)
         if (counts > 1).any():
             raise LatentDataError(
-                f"episode {unique[counts > 1][0]!r} occurs in two places: rows must be contiguous"
+                f"episode {str(unique[counts > 1][0])!r} occurs in two places: rows must be contiguous"
             )
         ends = np.append(starts[1:], len(self)) - 1
         is_end = np.zeros(len(self), bool)
@@ -135,12 +140,26 @@ class Transitions:
         if early.any():
             i = int(np.flatnonzero(early)[0])
             raise LatentDataError(
-                f"episode {self.episodes[i]!r} is done at turn {self.turns[i]} but has later rows: contradictory done flags"
+                f"episode {str(self.episodes[i])!r} is done at turn {self.turns[i]} but has later rows: contradictory done flags"
             )
         if open_.any():
             i = int(np.flatnonzero(open_)[0])
             raise LatentDataError(
-                f"episode {self.episodes[i]!r} ends at turn {self.turns[i]} without done: contradictory done flags"
+                f"episode {str(self.episodes[i])!r} ends at turn {self.turns[i]} without done: contradictory done flags"
+            )
+        # Off-policy evaluation goes back turn by turn: a gap or a step back would pair a state with the wrong successor.
+        out_of_order = ~is_end[:-1] & (np.diff(self.turns) != 1)
+        if out_of_order.any() or (self.turns < 0).any():
+            i = int(np.flatnonzero(out_of_order)[0]) if out_of_order.any() else int(self.turns.argmin())
+            raise LatentDataError(
+                f"episode {str(self.episodes[i])!r}, turn {self.turns[i]}: turns must count up by one, from 0 or more"
+            )
+        moved = ~is_end[:-1] & (self.problems[:-1] != self.problems[1:])
+        if moved.any():
+            i = int(np.flatnonzero(moved)[0])
+            raise LatentDataError(
+                f"episode {str(self.episodes[i])!r} changes its problem from {str(self.problems[i])!r} to "
+                f"{str(self.problems[i + 1])!r}: a split by problem would tear it"
             )
 
 
