@@ -14,6 +14,7 @@ from maieutic.config import EnvSpec, ModelSpec
 from maieutic.dialogue import Dialogue, Message, Turn
 from maieutic.engines.base import ChatModel, Completion, Sampling
 from maieutic.env.base import Tutor
+from maieutic.env.imports import load_object
 from maieutic.env.prompts import EnvTemplates
 from maieutic.errors import EngineError, ModelError, RecipeError
 from maieutic.evaluation.cache import CachedChat, CostLedger, ResponseCache
@@ -91,6 +92,11 @@ def identity(spec: ArmSpec) -> dict[str, Any]:
     data["weights"] = [fingerprint(p) for p in (spec.model, spec.adapter) if p]
     if spec.inner is not None:
         data["inner"] = identity(spec.inner)
+    if spec.kind not in ("policy", "chat"):
+        # What a class of one's own reads beyond its options (a repository of experience) decides its words too.
+        own = getattr(load_object(spec.kind, "kind"), "identity", None)
+        if own is not None:
+            data["own"] = own(spec.options)
     return data
 
 
@@ -161,7 +167,6 @@ def open_arm(
     """Load or connect an arm. ``templates`` and ``env`` are those of a tutor that a user's own class wraps."""
     from maieutic.engines.connect import connect_chat, connect_vllm
     from maieutic.engines.local_chat import LocalChat
-    from maieutic.env.imports import load_object
     from maieutic.runtime import make_renderer
     from maieutic.training.policy import load_tokenizer
 

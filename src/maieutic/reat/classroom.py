@@ -18,7 +18,7 @@ from maieutic.errors import RecipeError
 from maieutic.evaluation.cache import CostLedger, ResponseCache
 from maieutic.evaluation.config import ArmSpec
 from maieutic.evaluation.tutor_arm import open_arm
-from maieutic.latent.classroom import bounded
+from maieutic.latent.tasks import bounded
 from maieutic.problems.loaders import read_pairs
 from maieutic.problems.schema import ProblemPair
 from maieutic.problems.splits import split_pairs

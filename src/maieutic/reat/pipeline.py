@@ -27,7 +27,7 @@ from typing import Any
 from maieutic.env.base import Episode
 from maieutic.errors import RecipeError, RunFolderError
 from maieutic.evaluation.config import ArmSpec
-from maieutic.latent.classroom import bounded
+from maieutic.latent.tasks import bounded
 from maieutic.problems.build.checkpoint import Journal
 from maieutic.problems.schema import ProblemPair
 from maieutic.reat.classroom import Played, ReatClassroom, load_problem_sets
