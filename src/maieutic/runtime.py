@@ -173,6 +173,9 @@ class Classroom:
         try:
             for part in (self.engine, *self.chats):
                 await part.close()
+            close = getattr(self.env, "close", None)  # a user's own environment may hold models of its own
+            if close is not None:
+                await close()
         finally:
             self.grader.close()
 
