@@ -67,6 +67,13 @@ def test_how_many_states_each_step_lets_through() -> None:
     assert sizes == {"same": 1, "affect": 9, "related": 54, "core": 288, "any": 1728}
 
 
+def test_the_masks_are_the_relation_as_it_is_written_down() -> None:
+    rng = np.random.default_rng(0)
+    for state in [HERE, *(STATES[c] for c in rng.choice(len(STATES), 6, replace=False))]:
+        for step in Step:
+            assert admitted_codes(state, step).tolist() == [related(state, other, step) for other in STATES]
+
+
 def test_the_relation_is_symmetric_and_each_step_holds_the_one_before() -> None:
     masks = {step: np.stack([admitted_codes(s, step) for s in STATES]) for step in Step}
     for step, mask in masks.items():

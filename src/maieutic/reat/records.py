@@ -46,15 +46,15 @@ CREATE TABLE experiences (
     seq INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
     state TEXT NOT NULL,
-    content TEXT NOT NULL,
-    vector BLOB NOT NULL,
     utility REAL NOT NULL,
     uses INTEGER NOT NULL DEFAULT 0,
     trial INTEGER NOT NULL DEFAULT 0,      -- uses since it was last enabled: what the minimum of uses counts
     status TEXT NOT NULL DEFAULT 'enabled' CHECK (status IN {STATUSES}),
     reason TEXT NOT NULL DEFAULT '',
     replaced_by TEXT,
-    generation INTEGER NOT NULL
+    generation INTEGER NOT NULL,
+    content TEXT NOT NULL,                  -- the two long ones last: a scan of the others does not read them
+    vector BLOB NOT NULL
 );
 CREATE INDEX experiences_generation ON experiences (generation);
 CREATE TABLE admissions (                   -- one line for every experience that was ever offered

@@ -7,10 +7,11 @@ means one step apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -109,9 +110,36 @@ def related(a: StateTags, b: StateTags, step: Step) -> bool:
             return True
 
 
+def _relation(values: type[StrEnum], pairs: Iterable[frozenset[Any]]) -> npt.NDArray[np.bool_]:
+    """[v, v] bool: row and column are the same or related values of a cue."""
+    order = list(values)
+    near = np.eye(len(order), dtype=bool)
+    for a, b in (tuple(pair) for pair in pairs):
+        near[order.index(a), order.index(b)] = near[order.index(b), order.index(a)] = True
+    return near
+
+
+_CUES: tuple[tuple[str, list[Any], npt.NDArray[np.bool_]], ...] = (
+    ("emotion", list(Emotion), _relation(Emotion, EMOTIONS)),
+    ("intent", list(Intent), _relation(Intent, INTENTS)),
+    ("error_type", list(ErrorType), _relation(ErrorType, ERRORS)),
+    ("struggle", list(Struggle), _relation(Struggle, STRUGGLES)),
+)
+
+
 @lru_cache(maxsize=4096)
 def admitted_codes(state: StateTags, step: Step) -> npt.NDArray[np.bool_]:
-    """A read-only mask over :data:`STATES` (bool, [1728]): the states that a filter for ``state`` lets through at ``step``."""
-    mask = np.fromiter((related(state, other, step) for other in STATES), dtype=bool, count=len(STATES))
+    """A read-only mask over :data:`STATES` (bool, [1728]): :func:`related` of ``state`` and every state, at ``step``."""
+    mask = np.ones((1,), dtype=bool)
+    for place, (name, values, near) in enumerate(_CUES):
+        own = values.index(getattr(state, name))
+        affect = place < 2
+        if step is Step.ANY or (step is Step.CORE and affect):
+            cue = np.ones(len(values), dtype=bool)
+        elif step is Step.SAME or (step is Step.AFFECT and not affect):
+            cue = np.arange(len(values)) == own
+        else:
+            cue = near[own]
+        mask = (mask[:, None] & cue).reshape(-1)
     mask.flags.writeable = False
     return mask
