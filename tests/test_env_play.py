@@ -160,8 +160,11 @@ UNKNOWN = {"correctness": "unknown"}
     ("gates", "phase", "decisions", "tested", "exclusion", "reward"),
     [
         ("hard", "train", REJECT, False, None, -0.2),
+        ("hard", "train", {"correctness": "reject"}, False, None, -0.2),
         ("hard", "eval", REJECT, True, None, -0.2),
+        ("hard", "eval", {"correctness": "reject"}, True, None, -0.2),
         ("soft", "train", REJECT, True, None, 1 - 0.75),
+        ("soft", "train", {"correctness": "reject"}, True, None, 1 - 0.75),
         ("soft", "eval", REJECT, True, None, 1 - 0.75),
         ("off", "train", REJECT, True, None, 1.0),
         ("hard", "train", UNKNOWN, False, "unknown:correctness", None),
