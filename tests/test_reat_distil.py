@@ -18,7 +18,7 @@ import yaml
 from aiohttp import web
 
 from loopback import Loopback
-from maieutic.engines.usage import Ledger
+from maieutic.engines.usage import Ledger, Price
 from maieutic.errors import EngineDownError, RecipeError, TranscriptError
 from maieutic.reat.connect import connect_roles
 from maieutic.reat.distil import DistilReport, distil
@@ -291,6 +291,39 @@ def test_a_journal_cut_anywhere_gives_the_same_files_and_repository(tmp_path: Pa
                 total = sum(b'"key"' in line for line in journal.split(b"\n")[:-1])
                 unasked = 0 if number % 2 else sum(b'"merger"' in x for x in journal.split(b"\n")) - merges
                 assert report.asked == total - kept - unasked, cut
+
+    asyncio.run(go())
+
+
+def test_usage_is_restored_for_these_roles_and_kept_for_all_others(run: Path, tmp_path: Path) -> None:
+    async def go() -> None:
+        async with RuleRoles() as url:
+            made, ledger = recipe(url), Ledger()
+
+            async def once(ledger: Ledger) -> DistilReport:
+                async with connect_roles(made.roles, made.distil, seed=0, ledger=ledger) as connected:
+                    return await distil(
+                        [run],
+                        connected.roles,
+                        None,
+                        made.distil,
+                        out=tmp_path / "out",
+                        ledger=ledger,
+                        in_flight=8,
+                    )
+
+            ledger.add("tutor", Price(), prompt=3, completion=4)
+            first = await once(ledger)
+            spent = first.usage["ocm"]
+            assert spent["requests"] == first.asked > 50
+            ledger.add("tutor", Price(), prompt=3, completion=4)
+            await once(ledger)  # the same process goes on: nothing is lost, nothing counted twice
+            assert ledger.state()["ocm"] == spent and ledger.usage("tutor").requests == 2
+            fresh = Ledger()  # another process goes on
+            fresh.add("tutor", Price(), prompt=9, completion=9)
+            again = await once(fresh)
+            assert again.asked == 0 and again.usage["ocm"] == spent
+            assert fresh.usage("tutor").requests == 1, "the journal's run had used others too"
 
     asyncio.run(go())
 

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from maieutic.engines.usage import Ledger
+from maieutic.engines.usage import Ledger, Usage
 from maieutic.errors import MaieuticError, RunFolderError
 from maieutic.problems.build.checkpoint import Journal
 from maieutic.reat.distil_config import DistilSection
@@ -154,7 +154,8 @@ async def distil(
     state = DistilProgress(len(contexts), ledger)
     roles.counts.clear()
     roles.merges.clear()
-    async with Journal(out / "journal.jsonl", ledger, retry_failed=retry_failed) as journal:
+    kept = _OwnUsage(ledger, roles)
+    async with Journal(out / "journal.jsonl", kept, retry_failed=retry_failed) as journal:
         roles.keep_in(journal)
         try:
             reviews, outcomes = await _stream(
@@ -167,6 +168,26 @@ async def distil(
     report.asked, report.seconds = journal.asked, round(time.monotonic() - begun, 3)
     _write(out, reviews, outcomes, report)
     return report
+
+
+class _OwnUsage(Ledger):
+    """The part of a ledger that a distillation's roles write to: the journal keeps and restores that part alone.
+
+    A run shares one ledger among all its models. What they have cost since must survive the opening of a journal, and so
+    must what these roles have cost in this process already (an earlier call of :func:`distil`).
+    """
+
+    def __init__(self, whole: Ledger, roles: Roles) -> None:
+        super().__init__()
+        self._whole, self._names = whole, roles.pools
+
+    def state(self) -> dict[str, dict[str, float]]:
+        return {name: u for name, u in self._whole.state().items() if name in self._names}
+
+    def load(self, state: dict[str, dict[str, float]]) -> None:
+        for name, used in state.items():
+            if name in self._names and not self._whole.usage(name).requests:
+                self._whole.roles[name] = Usage(**used)  # type: ignore[arg-type]
 
 
 async def _stream(

@@ -168,11 +168,22 @@ class Roles:
         """Of all roles (they share one counter)."""
         return self.observer.counts
 
+    @property
+    def every(self) -> list[RoleChat]:
+        """The roles that there are."""
+        roles = (self.observer, self.critic, self.mentor, self.rewriter, self.reflection)
+        return [role for role in roles if role is not None]
+
+    @property
+    def pools(self) -> set[str]:
+        """Names under which their endpoints count usage."""
+        pools = (getattr(role.chat, "pool", None) for role in self.every)
+        return {pool.role for pool in pools if pool is not None}
+
     def keep_in(self, journal: Journal | None) -> None:
         """Keep the replies of all roles in a journal (None: no longer)."""
-        for role in (self.observer, self.critic, self.mentor, self.rewriter, self.reflection):
-            if role is not None:
-                role.journal = journal
+        for role in self.every:
+            role.journal = journal
 
     def _seed(self, context: TurnContext, *parts: int | str) -> int:
         return derive(self.seed, context.key, *parts)
