@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,6 +91,7 @@ class OneBox:
     """A cluster of ``nodes`` nodes; ``gpus`` fake ones on each (character devices that nothing opens).
 
     ``requeue_on_85``: the site's RequeueExit. ``user_signal``: preemption sends the signal that a job asked for, not SIGTERM.
+    ``prefix``: of the nodes' names.
     """
 
     def __init__(
@@ -100,8 +102,12 @@ class OneBox:
         gpus: int = 4,
         requeue_on_85: bool = True,
         user_signal: bool = True,
+        prefix: str | None = None,
     ) -> None:
-        self.root, self.nodes = root, [f"node{i + 1}" for i in range(nodes)]
+        # Boxes of several test processes at once must not share names and addresses.
+        prefix = prefix or f"n{os.getpid()}x"
+        self.root, self.nodes = root, [f"{prefix}{i + 1}" for i in range(nodes)]
+        self._network, self._mark = 64 + zlib.crc32(prefix.encode()) % 150, f"{_MARK}-{prefix}"
         self.gpus, self.requeue_on_85, self.user_signal = gpus, requeue_on_85, user_signal
         self.env = {**os.environ, "SLURM_CONF": str(root / "slurm.conf")}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -111,7 +117,7 @@ class OneBox:
     def start(self) -> None:
         for name in ("state", "spool", "munge", "gpu"):
             (self.root / name).mkdir(parents=True, mode=0o755)
-        self._hosts({name: f"127.77.0.{i + 1}" for i, name in enumerate(self.nodes)})
+        self._hosts({name: f"127.{self._network}.0.{i + 1}" for i, name in enumerate(self.nodes)})
         self._configure()
         key = self.root / "munge" / "key"
         key.write_bytes(secrets.token_bytes(1024))
@@ -160,14 +166,14 @@ class OneBox:
         devices = self.root / "gpu"
         for i in range(self.gpus):
             os.mknod(devices / f"nvidia{i}", 0o20666, os.makedev(1, 3))
-        names = f"NodeName=node[1-{len(self.nodes)}] Name=gpu File={devices}/nvidia[0-{self.gpus - 1}]\n"
+        names = f"NodeName={','.join(self.nodes)} Name=gpu File={devices}/nvidia[0-{self.gpus - 1}]\n"
         (self.root / "gres.conf").write_text(names if self.gpus else "")
         (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
 
     def _hosts(self, names: dict[str, str]) -> None:
         file = Path("/etc/hosts")
-        lines = [line for line in file.read_text().splitlines() if not line.endswith(_MARK)]
-        lines += [f"{address} {name} {_MARK}" for name, address in names.items()]
+        lines = [line for line in file.read_text().splitlines() if not line.endswith(self._mark)]
+        lines += [f"{address} {name} {self._mark}" for name, address in names.items()]
         file.write_text("\n".join(lines) + "\n")  # in place: it may be a mount
 
     def _spawn(self, name: str, command: list[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -48,8 +48,6 @@ class Job:
     """(kind of dependency, name of the job)."""
     signal: bool = True
     gpus: int = 0
-    folders: tuple[Path, ...] = field(default=())
-    """Made at submission (sbatch does not make the folder of a log)."""
 
 
 def quote(words: Sequence[str]) -> str:
