@@ -15,7 +15,7 @@ import pytest
 from env_fakes import pair
 from maieutic.dialogue import Dialogue, Turn
 from maieutic.env.base import Episode, RewardBreakdown
-from maieutic.errors import EngineDownError, MaieuticError, RecipeError
+from maieutic.errors import EngineDownError, MaieuticError, RecipeError, RunFolderError
 from maieutic.latent import augment, pipeline
 from maieutic.latent.agreement import agreement, export_sample, machine_path
 from maieutic.latent.augment import select
@@ -27,6 +27,7 @@ from maieutic.latent.features import PAPER_25
 from maieutic.latent.fit import FitSpec, fit
 from maieutic.latent.json_reply import find_object
 from maieutic.latent.moves import PAPER_4, RuleLabeller
+from maieutic.latent.notebook import Notebook, RememberedLabels
 from maieutic.latent.ope import FqeSpec, fqe
 from maieutic.latent.pipeline import Pipeline
 from maieutic.latent.reading import RuleReader, StateReader, wrong_calculation
@@ -226,6 +227,47 @@ def test_arms_that_the_taxonomy_does_not_have_are_refused_at_once() -> None:
         over = ["labels.moves=moments-13", f"evaluate.arms=[prompt, {arms}]"]
         with pytest.raises(RecipeError, match=said):
             Pipeline(load_latent_recipe("latent/cpu", over))
+
+
+def test_readings_and_labels_outlive_a_kill(tmp_path) -> None:
+    path, talk = (
+        tmp_path / "readings.jsonl",
+        episode("a", "I hate it \ud800", "Why?", "3 + 4 = 8", "Add.", "7"),
+    )
+    asked: list[str] = []
+
+    class Counting(RuleReader):
+        async def answers(self, problem, turns, questions, *, seed):
+            asked.append("reading")
+            return await super().answers(problem, turns, questions, seed=seed)
+
+    class Labels(RuleLabeller):
+        async def label(self, turns, n, *, seed):
+            asked.append("label")
+            return await super().label(turns, n, seed=seed)
+
+    def rows():
+        book = Notebook(path)
+        reader = StateReader(Counting(), PAPER_25, memory=book)
+        data, _ = asyncio.run(
+            transitions_of([talk], reader, RememberedLabels(Labels(PAPER_4), PAPER_4, book), PAPER_4)
+        )
+        book.close()
+        return data
+
+    fresh = rows()
+    assert sorted(asked) == ["label"] * 2 + ["reading"] * 2
+    again = rows()
+    assert len(asked) == 4
+    assert np.array_equal(again.states, fresh.states) and np.array_equal(again.moves, fresh.moves)
+    path.write_bytes(path.read_bytes()[:-5])  # the kill came in the middle of a line
+    torn = rows()
+    assert len(asked) == 5 and np.array_equal(torn.moves, fresh.moves)
+    rows()
+    assert len(asked) == 5
+    path.write_text("nothing\n")
+    with pytest.raises(RunFolderError, match=r"readings\.jsonl, line 1: no pair"):
+        Notebook(path)
 
 
 @pytest.mark.integration

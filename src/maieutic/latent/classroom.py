@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from maieutic.config import RewardSpec, StudentSpec
@@ -20,8 +21,9 @@ from maieutic.grading import Grader
 from maieutic.latent.config import RULES, LatentRecipe, RoleSpec
 from maieutic.latent.features import feature_set
 from maieutic.latent.moves import LlmLabeller, MoveLabeller, RuleLabeller, taxonomy
+from maieutic.latent.notebook import Notebook, RememberedLabels
 from maieutic.latent.policy import Policy
-from maieutic.latent.reading import LlmReader, RuleReader, StateReader, TurnReader
+from maieutic.latent.reading import LlmReader, RuleReader, StateReader
 from maieutic.latent.rule_roles import RuleRoles
 from maieutic.latent.success import (
     LlmSuccess,
@@ -68,6 +70,8 @@ class LatentClassroom:
     answers: dict[str, str]
     mistakes: dict[str, list[str]] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    notes: Path | None = None
+    """File that keeps what the annotator reads and labels (None: nothing is kept)."""
 
     async def __aenter__(self) -> LatentClassroom:
         recipe = self.recipe
@@ -94,6 +98,9 @@ class LatentClassroom:
         )
         self.grader = Grader()
         self._stack.callback(self.grader.close)
+        self._notebook = None if self.notes is None else Notebook(self.notes)
+        if self._notebook is not None:
+            self._stack.callback(self._notebook.close)
         self.reader = self.new_reader()
         self.labeller = self._labeller()
         tutor = spec.tutor.sampling
@@ -143,19 +150,18 @@ class LatentClassroom:
 
     def new_reader(self) -> StateReader:
         """A state reader with an empty cache."""
-        reader: TurnReader
         if self.recipe.labels.reader == "rule":
-            reader = RuleReader()
-        else:
-            assert self.annotator is not None
-            reader = LlmReader(self.annotator, mistakes=self.mistakes)
-        return StateReader(reader, self.features)
+            return StateReader(RuleReader(), self.features)
+        assert self.annotator is not None
+        reader = LlmReader(self.annotator, mistakes=self.mistakes)
+        return StateReader(reader, self.features, memory=self._notebook)
 
     def _labeller(self) -> MoveLabeller:
         if self.recipe.labels.labeller == "rule":
             return RuleLabeller(self.moves)
         assert self.annotator is not None
-        return LlmLabeller(self.annotator, self.moves)
+        labeller = LlmLabeller(self.annotator, self.moves)
+        return labeller if self._notebook is None else RememberedLabels(labeller, self.moves, self._notebook)
 
     def latent_tutor(self, policy: Policy) -> LatentTutor:
         """The tutor arm of a policy."""

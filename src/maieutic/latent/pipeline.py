@@ -2,8 +2,8 @@
 
     mistakes → collect → label → train → augment → train_plus → evaluate → report
 
-Inside a stage, dialogues are written in blocks: a run that was killed plays at most one block again. A run folder belongs to one
-recipe; another one is refused there.
+Inside a stage, dialogues are written in blocks and readings and labels at once: a run that was killed plays at most one block
+again. A run folder belongs to one recipe; another one is refused there.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class Pipeline:
         known = self.run / "mistakes.json"
         mistakes = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {}
         by_text = {p.source.text: mistakes[p.id] for p in self.seen + self.unseen if p.id in mistakes}
-        return LatentClassroom(self.recipe, rule_answers(self.seen + self.unseen), by_text)
+        answers = rule_answers(self.seen + self.unseen)
+        return LatentClassroom(self.recipe, answers, by_text, notes=self.run / "readings.jsonl")
 
     def _armed(self, pairs: list[ProblemPair]) -> list[ProblemPair]:
         """The pairs with their possible mistakes."""

@@ -194,11 +194,26 @@ def prefix_key(problem: str, turns: Sequence[Turn], feature_set_id: str) -> str:
     return digest.hexdigest()
 
 
-class StateReader:
-    """States of dialogues, with a bounded cache of readings."""
+class Memory(Protocol):
+    """Where readings are kept beyond a process (:class:`maieutic.latent.notebook.Notebook`)."""
 
-    def __init__(self, reader: TurnReader, features: FeatureSet, *, cache: int = 200_000) -> None:
-        self.reader, self.features, self._most = reader, features, cache
+    def get(self, key: str) -> str | None: ...
+
+    def put(self, key: str, value: str) -> None: ...
+
+
+class StateReader:
+    """States of dialogues, with a bounded cache of readings; ``memory`` keeps them all, as one 0 or 1 a question."""
+
+    def __init__(
+        self,
+        reader: TurnReader,
+        features: FeatureSet,
+        *,
+        cache: int = 200_000,
+        memory: Memory | None = None,
+    ) -> None:
+        self.reader, self.features, self._most, self.memory = reader, features, cache, memory
         self._cache: OrderedDict[str, asyncio.Future[dict[str, bool]]] = OrderedDict()
         self.calls = 0
         """Readings that were made (not found in the cache)."""
@@ -220,6 +235,9 @@ class StateReader:
         if found is not None and not (found.done() and (found.cancelled() or found.exception())):
             self._cache.move_to_end(key)
             return await asyncio.shield(found)
+        keys = [q.key for q in self.features.questions]
+        if self.memory is not None and (kept := self.memory.get(key)) is not None:
+            return {k: bit == "1" for k, bit in zip(keys, kept, strict=True)}
         # Two dialogues may stand at the same prefix at once: the second awaits the first's reading.
         future: asyncio.Future[dict[str, bool]] = asyncio.get_running_loop().create_future()
         self._cache[key] = future
@@ -239,4 +257,7 @@ class StateReader:
                 future.cancel()
             raise
         future.set_result(answers)
+        # What the features reject (an answer that is missing) is not worth keeping.
+        if self.memory is not None and answers.keys() >= set(keys):
+            self.memory.put(key, "".join("01"[answers[k]] for k in keys))
         return answers
