@@ -142,7 +142,9 @@ def test_the_fallback_is_what_is_looked_up(repository: Repository) -> None:
 
 def test_nothing_to_look_for_finds_nothing(repository: Repository) -> None:
     admit(repository, experience(bits(0), HERE))
-    found = repository.retrieve(HERE, Query.of(None, ""), EVERY)
+    for blank in (Query.of(None, ""), Query(" ", "rewritten"), ""):
+        found = repository.retrieve(HERE, blank, EVERY)
+        assert found.query == Query("", "none")
     assert (found.taken, len(found.dropped), found.step, found.tried) == ((), 0, None, ())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,19 +106,21 @@ class SentenceEmbedder:
                 f"give a folder, or '{PACKAGED}' (English), or '{HASHING}' (no meaning, for tests)"
             ) from error
         self.dim = int(self._model.get_embedding_dimension())
+        self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """See :class:`Embedder`. One call is one batch (of 64 at most)."""
         _refuse_blank(texts)
         if not texts:
             return np.zeros((0, self.dim), dtype=np.float32)
-        vectors = self._model.encode(
-            list(texts),
-            batch_size=64,
-            normalize_embeddings=True,
-            convert_to_numpy=True,
-            show_progress_bar=False,
-        )
+        with self._lock:  # a fast tokenizer serves one thread at a time ("Already borrowed")
+            vectors = self._model.encode(
+                list(texts),
+                batch_size=64,
+                normalize_embeddings=True,
+                convert_to_numpy=True,
+                show_progress_bar=False,
+            )
         return np.ascontiguousarray(vectors, dtype=np.float32)
 
 

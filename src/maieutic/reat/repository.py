@@ -300,6 +300,8 @@ class Repository:
         [dim] float32 of length 1, where the caller has it already.
         """
         asked = Query.of(query, "") if isinstance(query, str) else query
+        if not asked.text.strip():
+            asked = Query("", "none")
         if vector is None and asked.source != "none":
             vector = self._embed(asked.text)
         with self._db.reading():
