@@ -204,10 +204,11 @@ def _uninterrupted(folder: Path, length: int) -> str:
         return dump(repository)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_killed_before_every_statement(tmp_path: Path) -> None:
     out = subprocess.run(
-        [sys.executable, str(SUPPORT), "kill-points", str(tmp_path / "killed"), "5"],
+        [sys.executable, str(SUPPORT), "kill-points", str(tmp_path / "killed"), "8"],
         capture_output=True,
         text=True,
         check=True,
@@ -215,7 +216,7 @@ def test_killed_before_every_statement(tmp_path: Path) -> None:
     assert json.loads(out)["kills"] > 20
     with open_bits(tmp_path / "killed") as repository:
         check_whole(repository)
-        assert dump(repository) == _uninterrupted(tmp_path / "whole", 5)
+        assert dump(repository) == _uninterrupted(tmp_path / "whole", 8)
 
 
 @pytest.mark.integration
