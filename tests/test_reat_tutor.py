@@ -266,7 +266,11 @@ def test_an_unusable_reply_is_asked_again_with_another_seed() -> None:
         return "{broken" if len(server_seen) == 1 else good
 
     (reading,), _, _ = observe(reply)
-    assert reading.calls == 2 and reading.situation.query == "parts of a whole" and server_seen[0] != server_seen[1]
+    assert (
+        reading.calls == 2
+        and reading.situation.query == "parts of a whole"
+        and server_seen[0] != server_seen[1]
+    )
 
 
 def test_equal_states_in_flight_are_read_once_and_a_run_stop_passes_through() -> None:

@@ -1,10 +1,10 @@
 """Human annotation of paired dialogues (paper, Appendix D): export for people, import of what they filled in, agreement.
 
-For each pair, two dialogues about one problem with one persona, called *A* and *B* in an order that is drawn and kept apart
-from what people see (``key.json``). A turn is scored in five dimensions from 0 to 4, ``NA`` for adaptation where the history is
-too short; a pair gets three judgements with an uncertain class: which is preferred, whether the automatic scores are reasonable, whether
-the inferred states are plausible. Two forms hold the same: ``turns.csv`` with ``pairs.csv``, and ``form.html``, one page without
-network that saves such a file.
+For each pair, two dialogues about one problem with one persona, called *A* and *B* in an order that is drawn and kept
+apart from what people see (``key.json``). A turn is scored in five dimensions from 0 to 4, ``NA`` for adaptation
+where the history is too short; a pair gets three judgements with an uncertain class: which is preferred, whether the
+automatic scores are reasonable, whether the inferred states are plausible. Two forms hold the same: ``turns.csv``
+with ``pairs.csv``, and ``form.html``, one page without network that saves such a file.
 
 Import reads one folder, or one JSON of the page, for each annotator. Statistics are in :mod:`maieutic.reat.annotation_statistics`.
 """

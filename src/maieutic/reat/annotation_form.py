@@ -103,9 +103,9 @@ def form(pairs: Sequence[dict[str, Any]]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{esc(policy(STYLE, SCRIPT))}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1"><title>Paired dialogues</title>'
-        f"<style>{STYLE}</style></head><body><h1>Paired tutoring dialogues</h1><p>Score every tutor turn by itself, from what "
-        "the student had just said. Judge how the tutor teaches, not whether the problem was finished. The two dialogues need not run in "
-        f"parallel.</p><ul>{guide}</ul>"
+        f"<style>{STYLE}</style></head><body><h1>Paired tutoring dialogues</h1>"
+        "<p>Score every tutor turn by itself, from what the student had just said. Judge how the tutor teaches, not whether the "
+        f"problem was finished. The two dialogues need not run in parallel.</p><ul>{guide}</ul>"
         '<nav><label>Your name <input id="name"></label> <button id="back">Back</button> <span id="where"></span> '
         '<button id="next">Next</button> <button id="save">Save as a file</button></nav><main id="root"></main>'
         f'<script type="application/json" id="data">{embed_json(data)}</script><script>{SCRIPT}</script></body></html>\n'

@@ -260,7 +260,8 @@ class ReatPipeline:
     # ---- variants ----------------------------------------------------------------------------------------------------------
 
     async def _variants(self) -> dict[str, Any]:
-        recipe, out = self.recipe, {}
+        recipe = self.recipe
+        out: dict[str, Any] = {}
         wanted = [a for a in recipe.test.arms if a in OWN_REPOSITORY]
         async with ReatClassroom(recipe) as room:
             for arm in wanted:
@@ -308,9 +309,10 @@ class ReatPipeline:
         """(name, pairs, arms, teacher) of every test set; arms of an OCM driver are ``driver-<name>``."""
         recipe, tutor = self.recipe, self.recipe.roles.tutor
         out: list[tuple[str, Sequence[ProblemPair], list[str], ArmSpec]] = []
-        main = [a for a in recipe.test.arms if a not in ABLATIONS]
+        every: list[str] = list(recipe.test.arms)
+        main = [a for a in every if a not in ABLATIONS]
         for k, pairs in enumerate(self.sets.splits):
-            arms = list(recipe.test.arms if k < recipe.test.ablations_on else main)
+            arms = list(every if k < recipe.test.ablations_on else main)
             if k == 0:
                 arms += [f"driver-{name}" for name in recipe.transfer.drivers]
             out.append((f"test-{k + 1}", pairs, arms, tutor))

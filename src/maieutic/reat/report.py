@@ -33,8 +33,8 @@ PAPER_LATENCY = {
 NOTES = (
     "Scores are S in [0, 100] by the judge's rubric; they measure how tutoring looks to that judge, not what students learn.",
     "Differences are paired by problem; intervals (95 %) resample problems. Below 10 problems there is none.",
-    "Rescue: pairs chosen by a low score gain partly because the choice favours bad luck; the second judge's gain of the same pairs and "
-    "the gain of the other pairs say how much.",
+    "Rescue: pairs chosen by a low score gain partly because the choice favours bad luck; the second judge's gain of the "
+    "same pairs and the gain of the other pairs say how much.",
 )
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.2rem .7rem;border-bottom:1px solid #ddd;text-align:right}
@@ -381,6 +381,6 @@ def distribution_figure(where: str, found: dict[str, Any]) -> str:
     height = 10 + step * (max(used) - min(used) + 1) + 10
     return (
         f'<figure><svg viewBox="0 0 {2 * middle} {height}" role="img" fill="currentColor" font-size="10" '
-        f'aria-label="Distribution of sample scores">{"".join(marks)}</svg><figcaption>{esc(where)}: sample-level scores, prompt-only '
-        "left, REAT right (lower edge of each bin).</figcaption></figure>"
+        f'aria-label="Distribution of sample scores">{"".join(marks)}</svg><figcaption>{esc(where)}: sample-level scores, '
+        "prompt-only left, REAT right (lower edge of each bin).</figcaption></figure>"
     )
