@@ -207,7 +207,7 @@ def test_from_servers_to_evaluation_with_one_command(world: World, box: OneBox) 
                 "--set",
                 f"WANTED_PORT={port}",
                 "--set",
-                "START_SECONDS=300",
+                "START_SECONDS=900",
             ),
             env=env,
         )
