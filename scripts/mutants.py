@@ -5,22 +5,24 @@ Each mutant is one exact replacement in a copy of the package. The tests that sh
 first failure. A mutant that no test notices, a text that is not found exactly once, or tests that fail without any mutant end the
 script with exit code 1. Not part of the suite: it takes some seconds a mutant.
 
-    scripts/mutants.py [--only WORD] [--list]
+    scripts/mutants.py [--only WORD …] [--no-baseline] [--list]
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("data", "docs", "envs", "recipes", "scripts", "README.md", "requirements.lock")
@@ -38,7 +40,7 @@ class Mutant:
 
 
 REWARD = ("test_env_reward.py", "test_env_play.py")
-TOKENS = ("test_tokens.py", "test_tutors.py")
+TOKENS = ("test_tutors.py", "test_tokens.py")
 PLAY = ("test_env_play.py",)
 LOSSES = ("test_algorithms.py",)
 
@@ -262,22 +264,33 @@ def copy_of_the_package(folder: Path) -> None:
 
 
 def run_tests(folder: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """(exit code, name of the first failure) of pytest in the copy."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
-    command += ["-m", "not slow and not vllm", *(f"tests/{name}" for name in tests)]
-    settings = {"PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "CI": "1", **settings},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    first = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", done.stdout, re.MULTILINE)
-    if done.returncode not in (0, 1):  # 2 to 5: nothing was tested
-        print(done.stdout[-3000:], done.stderr[-1000:], file=sys.stderr)
-    return done.returncode, first[1] if first else ""
+    """(exit code, name of the first failure) of pytest in the copy.
+
+    In a fork of this process, which has imported what takes long, and nothing of the package.
+    """
+    output = folder / "output.txt"
+    pid = os.fork()
+    if pid == 0:
+        code = 3
+        try:
+            with output.open("wb") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            os.chdir(folder)
+            os.environ |= {"CI": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder / "src")}
+            sys.path.insert(0, str(folder / "src"))
+            sys.dont_write_bytecode = True
+            options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-m", "not slow and not vllm"]
+            code = int(pytest.main([*options, *(f"tests/{name}" for name in tests)]))
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    text = output.read_text(encoding="utf-8", errors="replace")
+    first = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", text, re.MULTILINE)
+    if code not in (0, 1):  # 2 to 5: nothing was tested
+        print(text[-3000:], file=sys.stderr)
+    return code, first[1] if first else ""
 
 
 def mutate(folder: Path, mutant: Mutant) -> None:
@@ -299,15 +312,23 @@ def restore(folder: Path, mutant: Mutant) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns the exit code."""
     parser = argparse.ArgumentParser(description="Which test notices which fault?")
-    parser.add_argument("--only", default="", metavar="WORD", help="mutants whose name holds this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="WORD", help="mutants whose name holds one of these"
+    )
+    parser.add_argument(
+        "--no-baseline", action="store_true", help="do not run the tests without a mutant first"
+    )
     parser.add_argument("--list", action="store_true", help="name them, and run nothing")
     given = parser.parse_args(argv)
-    chosen = [m for m in MUTANTS if given.only in m.name]
+    chosen = [m for m in MUTANTS if any(word in m.name for word in given.only)]
     if not chosen:
         parser.error(f"no mutant's name holds {given.only!r}")
     if given.list:
         print("\n".join(m.name for m in chosen))
         return 0
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for module in ("torch", "transformers.models.llama", "hypothesis", "accelerate", "peft"):
+        importlib.import_module(module)
     survivors = []
     with tempfile.TemporaryDirectory(prefix="maieutic-mutants-") as name:
         folder = Path(name)
@@ -316,7 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             mutate(folder, mutant)
             restore(folder, mutant)
         every = sorted({t for m in chosen for t in m.tests})
-        code, first = run_tests(folder, every)
+        code, first = (0, "") if given.no_baseline else run_tests(folder, every)
         if code:
             print(
                 f"without any mutant: {first or f'pytest ended with exit code {code}'} fails", file=sys.stderr
