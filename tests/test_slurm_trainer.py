@@ -21,7 +21,7 @@ import training_parts as parts
 from maieutic.config import Recipe
 from maieutic.errors import EngineError, RecipeError, RunInterrupted
 from maieutic.recipe import dump_recipe
-from maieutic.serve import resolve_urls
+from maieutic.serve import free_port, resolve_urls
 from maieutic.slurm import trainer
 from maieutic.slurm.errors import SlurmError
 from maieutic.sweep import SweepRecipe, Task, run_task, train_arguments
@@ -150,6 +150,16 @@ def test_a_signal_to_every_process_is_one_checkpoint(tiny_model_dir: Path, tmp_p
     a, b = load_file(stopped / name), load_file(whole / name)
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
     assert not [p for p in tree if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_wanted_port_is_taken_only_when_it_is_free() -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        other = free_port("0.0.0.0", port)
+        assert other not in (0, port)
+    assert free_port("0.0.0.0", other) == other
 
 
 # ---- what other parts do for jobs ------------------------------------------------------------------------------------

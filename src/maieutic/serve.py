@@ -162,11 +162,16 @@ def _model_limit(model_dir: str) -> int | None:
     return int(value) if value else None
 
 
-def free_port(host: str) -> int:
-    """A port that was free a moment ago."""
+def free_port(host: str, wanted: int = 0) -> int:
+    """A port that was free a moment ago: the wanted one if it was."""
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        s.bind((host, 0))
+        try:
+            s.bind((host, wanted))
+        except OSError:
+            if not wanted:
+                raise
+            s.bind((host, 0))
         return int(s.getsockname()[1])
 
 
@@ -203,7 +208,8 @@ class Server:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + timeout_s
         for attempt in range(PORT_TRIES):
-            port = fixed if fixed and attempt == 0 else free_port(self.host)
+            # A start costs a minute or more: one that is bound to fail is not tried.
+            port = free_port(self.host, fixed) if fixed and attempt == 0 else free_port(self.host)
             nonce = f"maieutic-{secrets.token_hex(8)}"
             command = [*self.plan.command, "--host", self.host, "--port", str(port)]
             command += ["--served-model-name", self.plan.model, nonce]
@@ -268,7 +274,7 @@ class Server:
         part.replace(self.address_file)
 
     def wait(self) -> int:
-        """Until the server ends; its exit status. A signal of :data:`STOP_SIGNALS` to this process ends it, and the status is 0 then."""
+        """Until the server ends; its exit status. A signal of :data:`STOP_SIGNALS` to this process ends it: status 0."""
         assert self.process is not None
         asked: list[int] = []
 
