@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 import typer
 
-from maieutic import __version__, cli_compare, cli_data, cli_evaluate, cli_servers
+from maieutic import __version__, cli_compare, cli_data, cli_evaluate, cli_export, cli_servers
 from maieutic.errors import MaieuticError
 from maieutic.latent.cli import app as latent_app
 from maieutic.reat.cli import app as reat_app
@@ -276,3 +276,4 @@ cli_compare.register(app, named_errors)
 cli_data.register(data_app, named_errors)
 cli_servers.register(app, named_errors)
 cli_evaluate.register(app, named_errors)
+cli_export.register(app, named_errors)
