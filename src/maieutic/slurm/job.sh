@@ -85,7 +85,7 @@ step() {
 
 # train NODES PROCESSES ARGUMENTS…: trainers on the first nodes; a port that was taken means another try.
 train() {
-  local count=$1 processes=$2 try code list
+  local count=$1 processes=$2 try code list last
   shift 2
   list=$(IFS=,; echo "${nodes[*]:0:count}")
   for try in 1 2 3 4 5; do
@@ -97,8 +97,16 @@ train() {
     [[ -e $state/train-$try/port-taken && -z $asked ]] || break
     say "port $(<"$state/train-$try/port-taken") was taken: another one"
   done
-  # Ranks that were asked to stop all end with 0 here; what they were asked stands in their files.
-  if ((code == 0)); then code=$(<"$state/train-$try/rank-0.exit") || code=1; fi
+  # Ranks that were asked to stop all end with 0 here; what they were asked stands in their files. At a failure the others are
+  # ended by SLURM, whose signal says nothing.
+  if ((code == 0)); then
+    code=$(<"$state/train-$try/rank-0.exit") || code=1
+  elif [[ -s $state/train-$try/rank-0.exit ]]; then
+    last=$(<"$state/train-$try/rank-0.exit")
+    code=$((last ? last : 1))
+  elif ((code > 128)); then
+    code=1
+  fi
   return "$code"
 }
 
@@ -112,9 +120,22 @@ finish() {
   case $code in
     0) ;;
     85 | 143) requeue ;;
-    *) [[ -n $asked ]] && requeue ;;     # a step that has no checkpoint of its own to write, or was killed on the way
+    *)  # a step that has no checkpoint of its own to write, or was killed on the way; or a node that is gone
+      if [[ -n $asked ]] || lost_node; then requeue; fi
+      ;;
   esac
   exit "$code"
+}
+
+# Training fails within seconds of a node's death, SLURM notices it after minutes.
+lost_node() {
+  local node
+  for node in "${nodes[@]}"; do
+    timeout -k 5 60 srun --overlap --nodes=1 --ntasks=1 --nodelist="$node" true >/dev/null 2>&1 && continue
+    say "$node does not answer"
+    return 0
+  done
+  return 1
 }
 
 requeue() {
