@@ -14,7 +14,7 @@ from maieutic.config import ModelSpec, Recipe, StudentSpec
 from maieutic.env.build import make_judge
 from maieutic.env.imports import load_object
 from maieutic.env.prompts import load_env
-from maieutic.errors import MaieuticError, ProblemDataError, RecipeError
+from maieutic.errors import AbsentDataError, MaieuticError, ProblemDataError, RecipeError
 from maieutic.problems.load import LoadReport, load_problems
 from maieutic.problems.schema import ProblemPair, StudentKey
 from maieutic.recipe import recipe_hash
@@ -29,6 +29,11 @@ class CheckReport:
     tokens: dict[str, int]
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     memory_bytes: dict[str, int] = field(default_factory=dict)
+    gpu_bytes: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    """Of a trainer's GPU: sharding → number of GPUs → purpose → bytes; empty without an estimate."""
+    server_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Of one replica of each server that the recipe names: role → purpose → bytes."""
+    disk_bytes: dict[str, int] = field(default_factory=dict)
     problems: LoadReport | None = None
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -42,6 +47,9 @@ class CheckReport:
             "tokens": self.tokens,
             "models": self.models,
             "memory_bytes": self.memory_bytes,
+            "gpu_bytes": self.gpu_bytes,
+            "server_bytes": self.server_bytes,
+            "disk_bytes": self.disk_bytes,
             "problems": self.problems.as_dict() if self.problems else None,
             "warnings": self.warnings,
             "errors": self.errors,
@@ -58,9 +66,15 @@ class CheckReport:
         if self.memory_bytes:
             rows = {k: _gib(v) for k, v in self.memory_bytes.items()}
             out += _block(
-                "memory in the trainer's process (rough)",
+                "memory of training in one process (docs/memory.md)",
                 rows | {"total": _gib(sum(self.memory_bytes.values()))},
             )
+        if self.gpu_bytes:
+            out += _block("memory a GPU of the trainer, by number of GPUs", _gpu_rows(self.gpu_bytes))
+        if self.server_bytes:
+            out += _block("memory of one server, over its GPUs", _rows_of(self.server_bytes))
+        if self.disk_bytes:
+            out += _block("disk", {k: _gib(v) for k, v in self.disk_bytes.items()})
         if self.problems is not None:
             out += ["problems", *(f"  {line}" for line in self.problems.lines())]
         out += [f"warning: {w}" for w in self.warnings]
@@ -75,6 +89,22 @@ def _block(title: str, rows: dict[str, str]) -> list[str]:
 
 def _gib(n: int) -> str:
     return f"{n / 2**30:.2f} GiB" if n >= 2**27 else f"{n / 2**20:.2f} MiB"
+
+
+_SHARDING_NAMES = {"ddp": "data parallel", "zero2": "ZeRO-2", "zero3": "FSDP2, ZeRO-3"}
+
+
+def _gpu_rows(table: dict[str, dict[str, dict[str, int]]]) -> dict[str, str]:
+    return {
+        _SHARDING_NAMES[sharding]: ", ".join(
+            f"{ranks}: {_gib(sum(parts.values()))}" for ranks, parts in by_ranks.items()
+        )
+        for sharding, by_ranks in table.items()
+    }
+
+
+def _rows_of(table: dict[str, dict[str, int]]) -> dict[str, str]:
+    return {who: ", ".join(f"{k} {_gib(v)}" for k, v in parts.items()) for who, parts in table.items()}
 
 
 def _model_line(d: dict[str, Any]) -> str:
@@ -162,6 +192,15 @@ def check_recipe(recipe: Recipe, *, with_models: bool = True) -> CheckReport:
         episodes = min(recipe.eval.problems or len(held_out), len(held_out)) * recipe.eval.samples
         report.plan["eval_episodes_each_time"] = episodes if recipe.eval.every else 0
         report.warnings += _problem_warnings(recipe, train, held_out)
+    except AbsentDataError as e:
+        # Where there is no network a recipe can still be validated; a run would stop here.
+        said = f"{e}".splitlines()[0]
+        if recipe.offline:
+            report.warnings.append(
+                f"the problems are not here and were not checked, a run needs them: {said}"
+            )
+        else:
+            report.errors.append(f"{type(e).__name__}: {e}")
     except ProblemDataError as e:
         report.errors.append(f"{type(e).__name__}: {e}")
     if with_models:
@@ -277,7 +316,8 @@ def _add_models(recipe: Recipe, report: CheckReport) -> None:
         else (size(s) if s.kind == "model" and s.engine.kind != "chat" else None)
         for s in recipe.students
     ]
-    asked = recipe.judge.kind == "llm" and recipe.judge.engine.kind != "chat"
+    served = any(u.startswith("file:") for u in recipe.judge.engine.urls)
+    asked = recipe.judge.kind == "llm" and (recipe.judge.engine.kind != "chat" or served)
     judge = (
         size(ModelSpec(model=recipe.judge.model, dtype=recipe.judge.dtype))
         if asked and recipe.judge.model is not None
@@ -285,6 +325,8 @@ def _add_models(recipe: Recipe, report: CheckReport) -> None:
     )
     for m in [tutor, *students, judge]:
         if m is not None and m.model not in report.models:
+            if m.note:
+                report.warnings.append(m.note)
             report.models[m.model] = {
                 "parameters": m.parameters,
                 "adapter_parameters": m.adapter_parameters,
@@ -294,6 +336,12 @@ def _add_models(recipe: Recipe, report: CheckReport) -> None:
     if tutor is None:
         return
     report.memory_bytes = memory.estimate(recipe, tutor, students, judge)
+    report.disk_bytes = memory.disk_bytes(recipe, tutor)
+    report.gpu_bytes = {
+        sharding: {str(n): memory.per_gpu(recipe, tutor, n, sharding) for n in _RANKS}
+        for sharding in memory.SHARDINGS
+    }
+    report.server_bytes = _servers(recipe, tutor, students, judge)
     longest = recipe.env.prompt_limit + min(recipe.worst_case_tokens, recipe.env.conversation_limit)
     if tutor.context is not None and longest > tutor.context:
         report.warnings.append(
@@ -307,6 +355,35 @@ def _add_models(recipe: Recipe, report: CheckReport) -> None:
                 f"student {spec.name} may have to read and write {needs:,} tokens, {student.model} has a context of "
                 f"{student.context:,}: such episodes are lost (student_failed) and excluded, the longest ones first"
             )
+
+
+_RANKS = (1, 4, 8, 16)
+"""Numbers of GPUs that the estimate is shown for."""
+
+
+def _servers(
+    recipe: Recipe,
+    tutor: memory.ModelSize,
+    students: Sequence[memory.ModelSize | None],
+    judge: memory.ModelSize | None,
+) -> dict[str, dict[str, int]]:
+    """Servers of the recipe's own (addresses from files), each with as many of the longest sequences as it may be asked at once."""
+    env = recipe.env
+    talk = min(recipe.worst_case_tokens, env.conversation_limit)
+    roles = [("tutor", recipe.tutor.engine, tutor, env.prompt_limit + talk)]
+    roles += [
+        (f"student {spec.name}", spec.engine, size, longest_student_sequence(recipe, spec))
+        for spec, size in zip(recipe.students, students, strict=True)
+        if size is not None
+    ]
+    if judge is not None:
+        asked = env.prompt_limit + talk + recipe.judge.sampling.max_tokens
+        roles.append(("judge", recipe.judge.engine, judge, asked))
+    return {
+        who: memory.server_bytes(size, engine.http.concurrency, tokens)
+        for who, engine, size, tokens in roles
+        if any(u.startswith("file:") for u in engine.urls)
+    }
 
 
 def longest_student_sequence(recipe: Recipe, spec: StudentSpec) -> int:

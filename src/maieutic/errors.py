@@ -32,6 +32,10 @@ class ProblemDataError(MaieuticError):
     exit_code = 2
 
 
+class AbsentDataError(ProblemDataError):
+    """A data set that cannot be had: not on this machine while offline, or not on the Hub."""
+
+
 class SolveRateError(ProblemDataError):
     """A solve rate is absent or was measured for another student, prompt or sampling (see ``maieutic data measure``)."""
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from maieutic.errors import ProblemDataError
+from maieutic.errors import AbsentDataError, ProblemDataError
 from maieutic.problems.formats import adapted
 from maieutic.problems.schema import Problem, ProblemPair, SolveRate, StudentKey
 
@@ -183,7 +183,7 @@ def _hub_rows(
             if offline
             else "is the id right and the network up?"
         )
-        raise ProblemDataError(
+        raise AbsentDataError(
             f"problems.source {source!r} (split {split or 'train'!r}): cannot be loaded from the Hub ({how}): "
             f"{type(e).__name__}: {e}"
         ) from e
