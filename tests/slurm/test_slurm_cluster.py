@@ -71,7 +71,7 @@ class World:
         fake.write_text(f'#!/bin/sh\nexec {sys.executable} {TESTS / "slurm" / "fake_server.py"} "$@"\n')
         fake.chmod(0o755)
         (folder / "site.env").write_text(
-            f"GPUS_PER_NODE=0\nCPUS_PER_NODE=4\nMEM_PER_NODE=1000\nTRAIN_NODES=2\nTIME=01:00:00\nEVALUATION_TIME=00:05:00\n"
+            f"GPUS_PER_NODE=0\nCPUS_PER_NODE=4\nMEM_PER_NODE=1000\nTRAIN_NODES=2\nTIME=01:00:00\nEVALUATION_TIME=01:00:00\n"
             f"START_SECONDS=300\nGRACE_SECONDS=15\nVLLM_PYTHON={fake}\n"
         )
 
