@@ -127,6 +127,15 @@ def test_another_recipe_is_refused_by_key_and_free_keys_may_change(tmp_path: Pat
     assert text.count("in the checkpoint") == 2
 
 
+def test_a_key_that_an_older_version_did_not_know_is_its_default(tmp_path: Path) -> None:
+    then = checkpoint.frozen_recipe(recipe(seed=1))
+    then.pop("training.group_size")
+    state = checkpoint.TrainState(recipe_hash="of an older version", recipe=then)
+    checkpoint.check_recipe(state, recipe(seed=1), tmp_path)
+    with pytest.raises(CheckpointError, match=r"training\.group_size: absent in the checkpoint, 4"):
+        checkpoint.check_recipe(state, recipe(seed=1, training={"group_size": 4}), tmp_path)
+
+
 def test_random_states_come_back_through_a_file(tmp_path: Path) -> None:
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     np.random.standard_normal()  # leaves a cached second draw

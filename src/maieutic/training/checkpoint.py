@@ -98,15 +98,22 @@ def recipe_hash(recipe: Recipe) -> str:
 
 
 def check_recipe(state: TrainState, recipe: Recipe, where: Path) -> None:
-    """Raise :class:`~maieutic.errors.CheckpointError` naming the keys in which ``recipe`` differs from the checkpoint's."""
+    """Raise :class:`~maieutic.errors.CheckpointError` naming the keys in which ``recipe`` differs from the checkpoint's.
+
+    A key that the checkpoint does not know (an older version wrote it) is equal when it has its default in ``recipe``.
+    """
     if state.recipe_hash == recipe_hash(recipe):
         return
     now, then = frozen_recipe(recipe), state.recipe
+    chosen = _flatten(recipe.model_dump(mode="json", exclude_defaults=True))
+    now = {key: value for key, value in now.items() if key in then or key in chosen}
     lines = [
         f"  {key}: {_show(then, key)} in the checkpoint, {_show(now, key)} in the recipe"
         for key in sorted(now.keys() | then.keys())
         if now.get(key, _ABSENT) != then.get(key, _ABSENT)
     ]
+    if not lines:
+        return
     raise CheckpointError(
         f"{where} was written with another recipe:\n"
         + "\n".join(lines)
