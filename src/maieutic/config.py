@@ -91,9 +91,13 @@ class EngineSpec(Section):
     merge_turns: bool = False
     """``chat``: join messages of one role that follow each other, for endpoints whose template wants strict alternation."""
     price: PriceSpec = PriceSpec()
+    push: Literal["disk", "lora", "nccl"] = "disk"
+    """``vllm`` tutor: how weights reach the servers. ``disk``: whole weights through a shared folder; ``lora``: the adapter
+    alone through that folder; ``nccl``: vLLM's weight-transfer engine, from GPU to GPU."""
     push_folder: str | None = None
     """``vllm`` tutor: folder shared by trainer and servers for weights (None: the run's folder; ``/dev/shm/…`` on one node)."""
     push_timeout_s: Positive = 300.0
+    """Most seconds that one server may take for the weights of a push."""
     serve_args: list[str] = []
     """Added to the command of ``maieutic serve`` (``--tensor-parallel-size 2`` and the like)."""
 
@@ -344,6 +348,9 @@ class TrainingSpec(Section):
     """The run stops when more than ``max_excluded_share`` of the episodes stay excluded for this many steps in a row."""
     group_retries: Annotated[int, Field(ge=0)] = 1
     """Fresh tries for an episode that was lost to an engine or student failure (unknown verdicts are not retried)."""
+    staleness: Annotated[int, Field(ge=0, le=1)] = 0
+    """1: the next step's episodes are played while this step is learned from, by weights that are one step old. Needs a
+    served tutor (``tutor.engine.kind: vllm``)."""
     probe_tolerance: Positive | None = None
     """Most |log-prob difference| between engine and trainer on the start-up probe; None: in fp32 1e-4 in
     process and 1e-3 for servers, 0.3 in 16 bits. Weight pushes are held to it too."""
@@ -377,12 +384,56 @@ class CheckpointSpec(Section):
     """Metric whose best checkpoint is kept too (higher is better); None: none."""
 
 
+class ThresholdSpec(Section):
+    """An alert with hysteresis: it fires at ``fire`` or above, and is over below ``clear``."""
+
+    fire: Positive
+    clear: Annotated[float, Field(ge=0)]
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        if self.clear >= self.fire:
+            raise ValueError(
+                f"clear ({self.clear:g}) is not below fire ({self.fire:g}): the alert would fire again and again"
+            )
+        return self
+
+
+class AlertsSpec(Section):
+    """What is shouted about (docs/training-health.md), once for each episode of trouble; None switches one off."""
+
+    patience: Count = 2
+    """Steps in a row that a value must stay at ``fire`` to fire, and below ``clear`` to be over."""
+    leak: ThresholdSpec | None = ThresholdSpec(fire=0.15, clear=0.05)
+    """Rise of the leak rate (mean of the last 3 steps) over the lowest that it was."""
+    unknown: ThresholdSpec | None = ThresholdSpec(fire=0.05, clear=0.02)
+    """``rollout/unknown_share``."""
+    blank: ThresholdSpec | None = ThresholdSpec(fire=0.10, clear=0.05)
+    """``rollout/blank_turn_rate``."""
+    kl: ThresholdSpec | None = ThresholdSpec(fire=0.05, clear=0.02)
+    """``train/kl_mu_pi``: KL(μ‖π), nats a token."""
+    variance: ThresholdSpec | None = ThresholdSpec(fire=0.9, clear=0.7)
+    """``train/flat_group_share``: groups whose rewards are all equal."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        for name in ("leak", "unknown", "blank", "variance"):
+            threshold = getattr(self, name)
+            if threshold is not None and threshold.fire > 1:
+                raise ValueError(f"{name}.fire is {threshold.fire:g}: a share is never above 1")
+        return self
+
+
 class TrackingSpec(Section):
     wandb: Literal["off", "offline", "online"] = "off"
     tensorboard: bool = False
     project: str = "maieutic"
     group: str | None = None
+    """W&B's group (None: one for each experiment, whatever the seed)."""
     tags: list[str] = []
+    transcripts: Annotated[int, Field(ge=0)] = 16
+    """Episodes of each step and evaluation that trackers show as text (the first ones; 0: none)."""
+    alerts: AlertsSpec = AlertsSpec()
 
 
 class Recipe(Section):
@@ -409,6 +460,22 @@ class Recipe(Section):
     eval: EvalSpec = EvalSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     tracking: TrackingSpec = TrackingSpec()
+
+    @model_validator(mode="after")
+    def _orchestrated(self) -> Self:
+        engine = self.tutor.engine
+        if self.training.staleness and engine.kind != "vllm":
+            raise ValueError(
+                f"training.staleness is {self.training.staleness} but tutor.engine.kind is {engine.kind}: an engine in the "
+                "trainer's process samples from the very weights that are being trained; serve the tutor "
+                "(tutor.engine.kind: vllm), or set training.staleness: 0"
+            )
+        if engine.kind == "vllm" and engine.push == "lora" and self.tutor.lora is None:
+            raise ValueError(
+                "tutor.engine.push is lora but tutor.lora is not set: all weights are trained, so push them (push: disk or "
+                "nccl), or train an adapter"
+            )
+        return self
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

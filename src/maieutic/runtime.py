@@ -358,6 +358,8 @@ class _Models:
         tutor = self.recipe.tutor
         return (
             self.policy is not None
+            # Played while the policy is trained, a student needs weights (and adapter switches) of its own.
+            and not self.recipe.training.staleness
             and self.policy.is_adapter
             and self.policy.base_is_pure
             and (spec.model, spec.revision, spec.dtype) == (tutor.model, tutor.revision, tutor.dtype)

@@ -20,13 +20,11 @@ from rich.console import Console
 
 from maieutic.config import Recipe
 from maieutic.errors import (
-    EngineMismatchError,
     ExclusionLimitError,
     MaieuticError,
     NonFiniteLossError,
     RunFolderError,
     RunInterrupted,
-    TrajectoryError,
 )
 from maieutic.problems.splits import ProblemOrder
 from maieutic.rollout import RolloutResult, rollout, rollout_metrics
@@ -34,7 +32,9 @@ from maieutic.runtime import Classroom, Policy, build_classroom, build_policy, r
 from maieutic.serve import await_addresses
 from maieutic.training import checkpoint, evaluate
 from maieutic.training.checkpoint import TrainState
+from maieutic.training.groups import staleness_of, training_groups
 from maieutic.training.learner import Learner
+from maieutic.training.overlap import Ahead, ends_fresh
 from maieutic.training.progress import Reporter, evaluation_table, reporter
 from maieutic.training.ranks import on_main
 from maieutic.training.run_folder import RunFolder
@@ -117,6 +117,7 @@ class _Loop:
         self.console = console
         self.state = TrainState()
         self.runner = asyncio.Runner() if self.main else None
+        self.ahead: Ahead[RolloutResult] = Ahead(self._run)
         self.trackers: Trackers | None = None
         self.classroom: Classroom | None = None
         self.reporter: Reporter | None = None
@@ -232,6 +233,7 @@ class _Loop:
         """Free everything, on every way out; the first error of the run stays the one that is raised."""
         if self.reporter is not None:
             self.reporter.close()
+        self.ahead.discard()
         if self.classroom is not None and self.runner is not None:
             self.runner.run(self.classroom.close())
             self._keep_usage()
@@ -269,6 +271,7 @@ class _Loop:
         start = time.monotonic()
         step = self.state.step + 1
         groups, row, streak = self._guarded(lambda: self._play(step))
+        self._guarded(lambda: self._play_ahead(step + 1))
         update_start = time.monotonic()
         try:
             row |= self.learner.update(groups, step)
@@ -303,15 +306,21 @@ class _Loop:
 
     def _play(self, step: int) -> tuple[list[list[Trajectory]], dict[str, float], int]:
         """Rank 0: the episodes of a step → groups of trajectories, numbers, and the new streak of bad steps."""
-        recipe, training = self.recipe, self.recipe.training
+        recipe, training, version = self.recipe, self.recipe.training, self.state.policy_version
         assert self.classroom is not None
-        result: RolloutResult = self._run(self._rollout(self.classroom, step))
+        start = time.monotonic()
+        result = self.ahead.take(step)
+        if result is None:
+            self._run(self.classroom.new_step(version))
+            result = self._run(self._rollout(self.classroom, step))
+        waited = time.monotonic() - start
         try:
-            groups = training_groups(result, self.state.policy_version)
+            groups = training_groups(result, version, training.staleness)
         finally:
             self.transcripts.write("train", step, result.episodes)
         values = rollout_metrics(result, unknown_reward=-recipe.reward.gate_penalty)
         row = {f"rollout/{name}": value for name, value in values.items()} | {"time/rollout": result.seconds}
+        row |= {"time/rollout_wait": waited, "train/staleness": float(staleness_of(groups, version))}
         row |= self.classroom.metrics()
         streak = self.state.excluded_streak + 1 if result.excluded_share > training.max_excluded_share else 0
         if streak >= training.excluded_patience:
@@ -327,9 +336,16 @@ class _Loop:
             )
         return groups, row, streak
 
+    def _play_ahead(self, step: int) -> None:
+        """Rank 0: begin the episodes of the next step, with the weights as they are now, before they are trained further."""
+        assert self.classroom is not None
+        if not self.recipe.training.staleness or ends_fresh(self.recipe, step - 1, bool(self.eval_pairs)):
+            return
+        self._run(self.classroom.new_step(self.state.policy_version))
+        self.ahead.start(step, self._rollout(self.classroom, step))
+
     async def _rollout(self, classroom: Classroom, step: int) -> RolloutResult:
         training = self.recipe.training
-        await classroom.new_step(self.state.policy_version)
         result = await rollout(
             classroom.play_train,
             [classroom.train_pairs[i] for i in self.order.indices(step - 1)],
@@ -397,6 +413,8 @@ class _Loop:
         state, every = self.state, self.recipe.checkpoint.every
         last = state.step == self.recipe.training.max_steps
         if state.step and (last or state.best_step == state.step or (every and state.step % every == 0)):
+            # Only a new best comes unexpectedly. What resumes from it plays the next step afresh, so this run does too.
+            self.ahead.discard()
             self._save()
 
     def _save(self) -> Path:
@@ -467,43 +485,6 @@ class _Loop:
     def _say(self, text: str) -> None:
         if self.reporter is not None:
             self.reporter.message(text)
-
-
-def training_groups(result: RolloutResult, policy_version: int) -> list[list[Trajectory]]:
-    """The token records of a rollout by group, with the reward and exclusion of their episodes (set in the episodes too).
-
-    Raises :class:`~maieutic.errors.TrajectoryError` for a counted episode without a record (a tutor that is no policy), and
-    :class:`~maieutic.errors.EngineMismatchError` for tokens that other weights sampled.
-    """
-    groups = []
-    for episodes in result.groups:
-        group = []
-        for episode in episodes:
-            record = episode.trajectory
-            if record is None:
-                if episode.counted:
-                    raise TrajectoryError(
-                        f"episode {episode.id} has a reward but no token record: only a policy tutor can be trained"
-                    )
-                continue
-            versions = {s.policy_version for s in record.segments if s.n_trained}
-            if versions - {policy_version}:
-                raise EngineMismatchError(
-                    f"episode {episode.id} was sampled by policy version {sorted(versions)}, the policy is at {policy_version}"
-                )
-            reward = episode.reward.reward if episode.counted and episode.reward else float("nan")
-            trajectory = replace(
-                record,
-                episode_id=episode.id,
-                group_id=episode.group_id,
-                reward=reward,
-                excluded=not episode.counted,
-            )
-            trajectory.validate()
-            episode.trajectory = trajectory
-            group.append(trajectory)
-        groups.append(group)
-    return groups
 
 
 def _headline(values: Mapping[str, float]) -> list[str]:
