@@ -1,7 +1,7 @@
 """What autograd keeps of one layer, in bytes a token: the activation part of the memory estimate (pure, torch-free).
 
-Counted tensor by tensor from the reference code of the layers (docs/memory.md has the counts), and held against the real tensors in the
-tests. ``h`` hidden width, ``m`` width of the MLP, ``q`` = heads × head size, ``k`` = key-value heads × head size; of a
+Counted tensor by tensor from the reference code of the layers (docs/memory.md has the counts), and held against the real tensors
+in the tests. ``h`` hidden width, ``m`` width of the MLP, ``q`` = heads × head size, ``k`` = key-value heads × head size; of a
 linear-attention layer ``K`` = key heads × their size, ``Q`` = value heads × key size, ``V`` = value heads × value size.
 """
 

@@ -74,10 +74,10 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml12.dump(data)
 
 
-_NOT_SCIENCE = ("name", "output_dir", "offline", "tracking", "checkpoint")
+NOT_SCIENCE = ("name", "output_dir", "offline", "tracking", "checkpoint")
 
 
-def recipe_hash(recipe: Recipe, ignore: Sequence[str] = _NOT_SCIENCE) -> str:
+def recipe_hash(recipe: Recipe, ignore: Sequence[str] = NOT_SCIENCE) -> str:
     """First 16 hex digits of the SHA-256 of the recipe without the ``ignore`` keys (dotted; default: those that cannot change a
     result), so that two runs can be told to be the same experiment."""
     data = recipe.model_dump(mode="json")

@@ -20,7 +20,10 @@ import yaml
 
 from maieutic.config import Recipe
 from maieutic.errors import MissingExtraError, RunFolderError
+from maieutic.recipe import NOT_SCIENCE, recipe_hash
+from maieutic.training.alerts import TRAINING_ROW, Alert, AlertMonitor
 from maieutic.training.run_folder import RunFolder, named_os_errors, write_atomically
+from maieutic.training.transcript_views import TranscriptTables
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +70,9 @@ class Trackers:
 
     def __init__(self, accelerator: Any, recipe: Recipe, folder: RunFolder, *, step: int = 0) -> None:
         self._accelerator = accelerator
+        self._alerts = AlertMonitor(recipe.tracking.alerts)
+        self._alerts.replay(_rows(folder))
+        self._tables = TranscriptTables(folder.root, recipe.tracking.transcripts)
         self._file = MetricsFile(folder)
         self._open = True
         try:
@@ -99,15 +105,35 @@ class Trackers:
                 tracker.writer.add_text("recipe", f"```yaml\n{text}```", global_step=0)
 
     def log(self, step: int, values: Mapping[str, Number]) -> None:
-        """Record one row at ``step``; names that start with ``_`` are refused (they belong to the trackers)."""
+        """Record one row at ``step``, with the alerts' flags, and say what fires; the transcripts' views follow.
+
+        Names that start with ``_`` are refused (they belong to the trackers).
+        """
         bad = [k for k in values if k.startswith("_")]
         if bad:
             raise ValueError(f"metric names {bad} start with an underscore")
         row: dict[str, Number] = {STEP: step, **values}
+        flags, alerts = self._alerts.observe(row)
+        row |= flags
         self._file.write(row)
         finite = {k: v for k, v in row.items() if math.isfinite(v)}
         for tracker in self._accelerator.trackers:
             tracker.log(finite, step=step)
+        for alert in alerts:
+            self._raise_alert(alert)
+        phase = "train" if TRAINING_ROW in row else "eval" if "eval/episodes" in row else None
+        if phase is not None:
+            self._tables.log(self._accelerator.trackers, phase, step)
+
+    def _raise_alert(self, alert: Alert) -> None:
+        log.warning("ALERT %s: %s", alert.title, alert.text)
+        for tracker in self._accelerator.trackers:
+            if tracker.name == "wandb":
+                tracker.run.alert(title=alert.title, text=alert.text, level="WARN", wait_duration=0)
+            elif tracker.name == "tensorboard":
+                tracker.writer.add_text(
+                    f"alerts/{alert.name}", f"**{alert.title}**: {alert.text}", alert.step
+                )
 
     def flush(self) -> None:
         """Everything so far is on disk, for whoever reads the folder next."""
@@ -129,6 +155,15 @@ class Trackers:
         finally:
             self._accelerator.trackers = []
             self._file.close()
+
+
+def _rows(folder: RunFolder) -> list[dict[str, Any]]:
+    """The rows that a resumed run has kept; none for a new one."""
+    if not folder.metrics.is_file():
+        return []
+    with named_os_errors(str(folder.metrics)):
+        lines = folder.metrics.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def trackers_of(recipe: Recipe) -> list[str]:
@@ -153,7 +188,8 @@ def wandb_settings(recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
         "dir": str(folder.root),
         "mode": "offline" if offline else "online",
         "resume": None if offline else "allow",  # an offline run cannot ask the server what it has
-        "group": spec.group,
+        # Seeds of one experiment belong together; arms of a comparison do where the recipes name a group.
+        "group": spec.group or f"{recipe.arm}-{recipe_hash(recipe, (*NOT_SCIENCE, 'seed'))[:8]}",
         "tags": [*spec.tags, recipe.arm],
         "save_code": False,
         "settings": wandb.Settings(console="off", silent=not os.isatty(2)),
