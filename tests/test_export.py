@@ -230,3 +230,42 @@ def test_the_command(tiny_model_dir: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
     failed = CliRunner().invoke(app, ["export", str(tmp_path / "nothing")])
     assert failed.exit_code == 1 and "neither a complete checkpoint" in failed.output
+
+
+PYTHON = Path(__file__).resolve().parents[1] / ".venv-vllm" / "bin" / "python"
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.xdist_group("vllm")
+@pytest.mark.skipif(not PYTHON.exists(), reason=f"no {PYTHON}: scripts/setup_vllm.sh makes it")
+def test_vllm_serves_the_folder_with_the_policys_log_probs(tmp_path: Path) -> None:
+    import httpx
+
+    from maieutic.serve import Server, plan
+    from maieutic.tiny import make_tiny_model
+    from maieutic.training.push_probe import make_scorer
+
+    model = make_tiny_model(tmp_path / "base", head_dim=32)
+    changes = {"tutor.dtype": "float32", "env.prompt_limit": 512, "env.conversation_limit": 512}
+    run, policy = make_run(model, tmp_path, **changes)
+    folder = export(run).folder
+    recipe = parts.make_recipe(model, tmp_path / "serving", **changes)
+    what = plan(recipe, "tutor", model_dir=str(folder), python=str(PYTHON))
+    what.env["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    (ids,) = IDS.tolist()
+    with Server(what, tmp_path / "address.json", tmp_path / "server.log", timeout_s=500.0) as server:
+        name = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
+        asked = {"model": name, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
+        told = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=120).json()
+        said = httpx.post(
+            f"{server.url}/v1/chat/completions",
+            json={"model": name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
+            timeout=120,
+        ).json()
+    rows = told["choices"][0]["prompt_logprobs"]
+    theirs = [row[str(i)]["logprob"] for i, row in zip(ids[1:], rows[1:], strict=True)]
+    (ours,) = make_scorer(policy.model, 64)([ids])
+    assert theirs == pytest.approx(ours, abs=1e-3)
+    assert said["usage"]["completion_tokens"] >= 1  # its chat template came along

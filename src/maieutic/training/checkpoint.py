@@ -2,7 +2,8 @@
 
     checkpoints/step-000010/
         model/         what trained, as ``save_pretrained`` writes it (a full model, or a LoRA adapter), with the tokenizer
-        optimizer.pt   optimizer and scheduler
+        optimizer.pt   the optimizer's states; where ranks divide them a folder instead,
+        optimizer/     rank-00000.pt, rank-00001.pt, …: each rank's part
         rng.pt         random states of each rank: python, numpy, torch, and CUDA where there is one
         state.json     :class:`TrainState`, written last
 
@@ -144,14 +145,14 @@ def save(
     state: TrainState,
     *,
     save_model: Callable[[Path], None],
-    optimizer: Mapping[str, Any],
+    optimizer: Mapping[str, Any] | Path,
     rng: list[dict[str, Any]],
 ) -> Path:
     """Write ``root/step-NNNNNN`` (rank 0 only) and return it. A checkpoint of this step that is there already stays.
 
-    ``save_model`` writes weights and tokenizer into the folder that it is given; ``optimizer`` holds state dicts by name;
-    ``rng`` one entry a rank. Raises :class:`~maieutic.errors.CheckpointError` when the disk does not take it; whatever was
-    there before is intact then.
+    ``save_model`` writes weights and tokenizer into the folder that it is given; ``optimizer`` holds state dicts by name, or is
+    the folder of :func:`open_parts` into which every rank has written; ``rng`` has one entry a rank. Raises
+    :class:`~maieutic.errors.CheckpointError` when the disk does not take it; whatever was there before is intact then.
     """
     import torch
 
@@ -164,7 +165,10 @@ def save(
             _remove_leftovers(root)
             (temporary / "model").mkdir(parents=True)
             _call(save_model, temporary / "model")
-            _call(torch.save, dict(optimizer), temporary / "optimizer.pt")
+            if isinstance(optimizer, Path):
+                os.rename(optimizer, temporary / "optimizer")
+            else:
+                _call(torch.save, dict(optimizer), temporary / "optimizer.pt")
             _call(torch.save, rng, temporary / "rng.pt")
             (temporary / "state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
             _sync_tree(temporary)
@@ -172,7 +176,56 @@ def save(
             _sync(root)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(optimizer, Path):
+            shutil.rmtree(optimizer, ignore_errors=True)
     return final
+
+
+def open_parts(root: Path) -> Path:
+    """An empty folder in which every rank writes its part of the optimizer's states (rank 0 calls this)."""
+    folder = root / ".parts"
+    with named_os_errors(str(folder), CheckpointError):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    return folder
+
+
+def save_part(folder: Path, rank: int, state: Mapping[str, Any]) -> None:
+    """Write one rank's part into the folder of :func:`open_parts`, which all ranks must see under the same path."""
+    import torch
+
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is not there on rank {rank}: with divided optimizer states output_dir must lie on a file system that "
+            "all nodes share"
+        )
+    with named_os_errors(
+        f"rank {rank}'s part of the checkpoint; the previous one is intact", CheckpointError
+    ):
+        _call(torch.save, dict(state), folder / _part_name(rank))
+        _sync(folder / _part_name(rank))
+
+
+def load_optimizer(path: Path, rank: int, *, divided: bool) -> Any:
+    """The optimizer's states that ``rank`` needs, as :meth:`maieutic.training.learner.Learner.optimizer_state` made them.
+
+    Raises :class:`~maieutic.errors.CheckpointError` when the checkpoint has none for this rank.
+    """
+    if not divided and (path / "optimizer.pt").is_file():
+        return load_tensors(path, "optimizer.pt")
+    own = path / "optimizer" / _part_name(rank)
+    if own.is_file():
+        return load_tensors(path / "optimizer", own.name)
+    found = len(list((path / "optimizer").glob("rank-*.pt"))) if (path / "optimizer").is_dir() else 0
+    kept = f"those of {found} ranks that divided them" if found else "those of one process or of DDP"
+    raise CheckpointError(
+        f"{path} has no optimizer states for rank {rank}: it holds {kept}. Resume with the same launcher configuration and "
+        "number of processes, or start a new run from its weights (name=…, tutor.init_from=…)"
+    )
+
+
+def _part_name(rank: int) -> str:
+    return f"rank-{rank:05d}.pt"
 
 
 def _call(function: Callable[..., None], *arguments: Any) -> None:

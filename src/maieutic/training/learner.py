@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,11 +18,18 @@ from maieutic.algorithms.advantages import group_advantages
 from maieutic.algorithms.base import LossFn, TokenLoss
 from maieutic.algorithms.registry import get_loss
 from maieutic.config import AlgorithmSpec, OptimizerSpec, Recipe
-from maieutic.errors import EngineMismatchError
+from maieutic.errors import CheckpointError, EngineMismatchError
 from maieutic.training.logprobs import PolicyForward
 from maieutic.training.packing import Layout, MicroBatch, make_micro_batches, make_rows
 from maieutic.training.probes import isolates
 from maieutic.training.push_probe import probe_tolerance
+from maieutic.training.sharding import (
+    Mirror,
+    backend_of,
+    before_prepare,
+    load_optimizer_part,
+    optimizer_part,
+)
 from maieutic.training.step import StepMetrics, accumulate_gradients, clip_gradients, compute_logprobs
 from maieutic.training.trajectory import Trajectory, count_trained
 
@@ -102,6 +109,9 @@ class Learner:
         spec = training.optimizer
         forward = PolicyForward(model, training.logit_chunk)
         self.layout, self.hidden_size = self._choose_layout(forward.causal_lm)
+        self.backend = backend_of(accelerator)
+        self.mirror = self._make_mirror(model) if self.backend.divides_weights else None
+        before_prepare(self.backend, accelerator, forward, forward.causal_lm, spec.grad_clip)
         optimizer = torch.optim.AdamW(
             [p for p in forward.parameters() if p.requires_grad],
             lr=spec.lr,
@@ -125,10 +135,55 @@ class Learner:
             return "padded", 0
         return "packed", model.config.hidden_size if isolation.several_rows else 0
 
+    def _make_mirror(self, model: nn.Module) -> Mirror:
+        accelerator, recipe = self.accelerator, self.recipe
+        engines = [recipe.tutor.engine, *(s.engine for s in recipe.students if s.kind == "model")]
+        if recipe.judge.kind == "llm":
+            engines.append(recipe.judge.engine)
+        # Models in process share the copy, or lie where it lies.
+        sampled = any(engine.kind == "hf" for engine in engines)
+        device = accelerator.device if sampled else torch.device("cpu")
+        return Mirror(model, self.backend, device, main=accelerator.is_main_process)
+
     @property
     def model(self) -> Any:
-        """The model inside all wrappers."""
+        """The model inside all wrappers; its weights may be divided over ranks."""
         return self.accelerator.unwrap_model(self.policy).model
+
+    @property
+    def whole_model(self) -> Any:
+        """The policy with whole weights, to sample from, save and push (None: not on this rank); current after each update."""
+        return self.model if self.mirror is None else self.mirror.model
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """State of the optimizer to keep, of this rank's part where ranks divide it (``divided``)."""
+        if not self.backend.divides_optimizer:
+            return {"optimizer": self.optimizer.state_dict()}
+        return {
+            "divided": {
+                "backend": self.backend.name,
+                "ranks": self.accelerator.num_processes,
+                "rank": self.accelerator.process_index,
+            },
+            "parts": optimizer_part(self.optimizer, self.backend),
+        }
+
+    def load_optimizer_state(self, state: Mapping[str, Any]) -> None:
+        """Inverse of :meth:`optimizer_state`. CheckpointError if it was kept by another backend or number of ranks."""
+        mine = {k: v for k, v in self.optimizer_state().items() if k == "divided"}
+        if "optimizer" in state and not mine:
+            self.optimizer.load_state_dict(state["optimizer"])
+            return
+        if mine.get("divided") != state.get("divided"):
+            raise CheckpointError(
+                f"the optimizer's states were kept by {_described(state.get('divided'))}, and this run is "
+                f"{_described(mine.get('divided'))}: resume with the same launcher configuration and number of processes, or "
+                "start a new run from these weights (name=…, tutor.init_from=<this checkpoint>)"
+            )
+        try:
+            load_optimizer_part(self.optimizer, self.backend, state["parts"])
+        except (ValueError, KeyError) as error:
+            raise CheckpointError(f"the optimizer's states do not fit this policy: {error}") from error
 
     @property
     def tolerance(self) -> float:
@@ -208,6 +263,8 @@ class Learner:
                 totals.add(*self._optimizer_step(batches, probe, denominator, members, moves=moves))
                 if gap is None:
                     gap = self._max_over_ranks(probe.gap)
+        if self.mirror is not None and totals.moved:
+            self.mirror.refresh(self.policy, self.accelerator.device)
         out = totals.metrics()
         if gap is not None:
             out["train/logprob_gap"] = gap
@@ -228,9 +285,19 @@ class Learner:
     ) -> tuple[StepMetrics, float, bool]:
         self.policy.train()
         try:
+            # Advantages that are all zero have a gradient of exactly zero. DeepSpeed cannot look at one without stepping.
+            backward = moves or not self.backend.deepspeed
             metrics = accumulate_gradients(
-                self.policy, batches, loss, denominator=denominator, accelerator=self.accelerator
+                self.policy,
+                batches,
+                loss,
+                denominator=denominator,
+                accelerator=self.accelerator,
+                backward=backward,
             )
+            if not backward:
+                return metrics, 0.0, moves
+            self.moved = self.moved or self.backend.deepspeed
             norm = clip_gradients(
                 self.policy,
                 self.recipe.training.optimizer.grad_clip,
@@ -270,6 +337,12 @@ class Learner:
             return value
         mine = torch.tensor([value], dtype=torch.float64, device=self.accelerator.device)
         return float(self.accelerator.gather(mine).max())
+
+
+def _described(divided: Mapping[str, Any] | None) -> str:
+    if divided is None:
+        return "one optimizer that every rank holds (one process, or DDP)"
+    return f"{divided['backend']}, rank {divided['rank']} of {divided['ranks']}"
 
 
 class _Totals:

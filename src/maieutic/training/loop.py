@@ -36,8 +36,9 @@ from maieutic.training.groups import staleness_of, training_groups
 from maieutic.training.learner import Learner
 from maieutic.training.overlap import Ahead, ends_fresh
 from maieutic.training.progress import Reporter, evaluation_table, reporter
-from maieutic.training.ranks import on_main
+from maieutic.training.ranks import on_every, on_main
 from maieutic.training.run_folder import RunFolder
+from maieutic.training.sharding import backend_of
 from maieutic.training.signals import Cancelled, StopSignals
 from maieutic.training.trackers import Trackers, trackers_of
 from maieutic.training.trajectory import Trajectory
@@ -154,14 +155,20 @@ class _Loop:
 
         found, self.state = self._on_main(lambda: self._open_folder(resume))
         set_seed(self.recipe.seed)
+        backend = backend_of(self.accelerator)
         policy = build_policy(
-            self.recipe, self.accelerator.device, weights=None if found is None else found / "model"
+            self.recipe,
+            self.accelerator.device,
+            weights=None if found is None else found / "model",
+            on_host=backend.divides_weights,
         )
         self.policy = policy
         self.learner = Learner(self.recipe, policy.model, self.accelerator, policy.reference)
+        policy.model = self.learner.whole_model  # what is sampled, saved and pushed
         if found is not None:
-            self.learner.optimizer.load_state_dict(
-                checkpoint.load_tensors(found, "optimizer.pt")["optimizer"]
+            rank = self.accelerator.process_index
+            self.learner.load_optimizer_state(
+                checkpoint.load_optimizer(found, rank, divided=backend.divides_optimizer)
             )
         self.classroom = self._on_main(lambda: self._open_classroom(policy), share=False)
         # Only rank 0 knows whether there are held-out pairs, and every rank must make the same calls.
@@ -422,6 +429,7 @@ class _Loop:
         from accelerate.utils import gather_object
 
         rng = gather_object([self.rng]) if self.accelerator.num_processes > 1 else [self.rng]
+        optimizer = self._optimizer_to_save()
 
         def write() -> Path:
             assert self.classroom is not None
@@ -429,13 +437,23 @@ class _Loop:
                 self.folder.checkpoints,
                 replace(self.state, usage=self.classroom.ledger.state()),
                 save_model=self.policy.save,
-                optimizer={"optimizer": self.learner.optimizer.state_dict()},
+                optimizer=optimizer,
                 rng=rng,
             )
             checkpoint.prune(self.folder.checkpoints, self.recipe.checkpoint, self.state.best_step)
             return path
 
         return self._on_main(write)
+
+    def _optimizer_to_save(self) -> dict[str, Any] | Path:
+        """Its states, or the folder where every rank has written its own."""
+        state = self.learner.optimizer_state()
+        if not self.learner.backend.divides_optimizer:
+            return state
+        parts = self._on_main(lambda: checkpoint.open_parts(self.folder.checkpoints))
+        rank = self.accelerator.process_index
+        on_every(lambda: checkpoint.save_part(parts, rank, state), self.accelerator)
+        return parts
 
     def _stop_if_asked(self) -> None:
         if self.signals.agree(self.accelerator) is not None:

@@ -92,10 +92,13 @@ def load_tokenizer(spec: ModelSpec, *, offline: bool) -> Any:
         raise ModelError(f"the tokenizer of {spec.model!r} cannot be loaded: {error}") from error
 
 
-def build_policy(recipe: Recipe, device: torch.device, weights: Path | None = None) -> Policy:
+def build_policy(
+    recipe: Recipe, device: torch.device, weights: Path | None = None, *, on_host: bool = False
+) -> Policy:
     """The policy of ``recipe.tutor``; ``weights``: the ``model`` folder of a checkpoint to continue from.
 
-    The frozen reference of a KL term is always the policy as the *recipe* starts it, also on resume.
+    ``on_host``: leave the policy in host memory, because training on ``device`` divides it over ranks. The frozen
+    reference of a KL term is always the policy as the *recipe* starts it, also on resume.
     """
     spec, offline = recipe.tutor, recipe.offline
     if spec.kind != "policy":
@@ -104,8 +107,8 @@ def build_policy(recipe: Recipe, device: torch.device, weights: Path | None = No
     init = None if spec.init_from is None else _init_folder(spec.init_from, offline)
     wants_reference = recipe.algorithm.kl_beta > 0
     if spec.lora is None:
-        return _full(recipe, device, tokenizer, init, weights, wants_reference)
-    return _adapter(recipe, device, tokenizer, init, weights, wants_reference)
+        return _full(recipe, device, tokenizer, init, weights, wants_reference, on_host)
+    return _adapter(recipe, device, tokenizer, init, weights, wants_reference, on_host)
 
 
 def _full(
@@ -115,11 +118,14 @@ def _full(
     init: str | None,
     weights: Path | None,
     wants_reference: bool,
+    on_host: bool,
 ) -> Policy:
+    home = torch.device("cpu") if on_host else device
+
     def initial() -> Any:
         if init is None or not _is_adapter(init):
-            return _load(recipe.tutor, init, torch.float32, device, recipe.offline)
-        base = _load(recipe.tutor, None, torch.float32, device, recipe.offline)
+            return _load(recipe.tutor, init, torch.float32, home, recipe.offline)
+        base = _load(recipe.tutor, None, torch.float32, home, recipe.offline)
         return _with_adapter(base, init, is_trainable=False).merge_and_unload().eval()
 
     # 32-bit master weights: a step of 1e-6 of a weight's size is lost in 16 bits.
@@ -127,9 +133,11 @@ def _full(
         model = initial()
     else:
         _require(weights, "config.json")
-        model = load_model(str(weights), torch.float32, device, revision=None, offline=True)
+        model = load_model(str(weights), torch.float32, home, revision=None, offline=True)
     model.requires_grad_(True)
-    reference = FrozenReference(initial(), recipe.training.logit_chunk) if wants_reference else None
+    reference = (
+        FrozenReference(initial().to(device), recipe.training.logit_chunk) if wants_reference else None
+    )
     return Policy(model, tokenizer, reference, base_is_pure=False)
 
 
@@ -140,15 +148,15 @@ def _adapter(
     init: str | None,
     weights: Path | None,
     wants_reference: bool,
+    on_host: bool,
 ) -> Policy:
     from peft import LoraConfig, get_peft_model
 
     spec = recipe.tutor
     assert spec.lora is not None
     starts_from_adapter = init is not None and _is_adapter(init)
-    base = _load(
-        spec, None if starts_from_adapter else init, model_dtype(spec, device), device, recipe.offline
-    )
+    home = torch.device("cpu") if on_host else device
+    base = _load(spec, None if starts_from_adapter else init, model_dtype(spec, device), home, recipe.offline)
     source = weights if weights is not None else (init if starts_from_adapter else None)
     if weights is not None:
         _require(weights, "adapter_config.json")
@@ -256,17 +264,28 @@ class AdapterReference:
     def logprobs(self, policy: nn.Module, batches: Sequence[MicroBatch], accelerator: Any) -> list[Tensor]:
         """log π_ref [T] of each micro-batch."""
         model = accelerator.unwrap_model(policy).model
-        with model.disable_adapter() if self.name is None else _adapter_in_force(model, self.name):
+        with _adapter_in_force(model, self.name):
             return compute_logprobs(policy, batches, accelerator)
 
 
 @contextmanager
-def _adapter_in_force(model: Any, name: str) -> Any:
-    model.set_adapter(name)
+def _adapter_in_force(model: Any, name: str | None) -> Any:
+    """Another adapter, or none (None). Only the layers' switches are set: PEFT's own contexts also flip ``requires_grad``,
+    which the hooks of divided weights would take for a change of what is trained."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer)]
+    before = [(layer._disable_adapters, layer._active_adapter) for layer in layers]
+    for layer in layers:
+        if name is None:
+            layer._disable_adapters = True
+        else:
+            layer._active_adapter = [name]
     try:
         yield
     finally:
-        model.set_adapter("default")
+        for layer, (off, active) in zip(layers, before, strict=True):
+            layer._disable_adapters, layer._active_adapter = off, active
 
 
 class FrozenReference:

@@ -12,7 +12,30 @@ T = TypeVar("T")
 
 
 class PeerFailed(MaieuticError):
-    """Rank 0 failed; its own error is in its log."""
+    """Another rank failed (rank 0, as a rule); its own error is in its log."""
+
+
+def on_every(function: Callable[[], T], accelerator: Any) -> T:
+    """Call ``function`` on every rank; if it fails on any, its error is raised there and :class:`PeerFailed` on the others.
+
+    Every rank must make the call at the same point, and ``function`` may call no collective.
+    """
+    if accelerator.num_processes == 1:
+        return function()
+    from accelerate.utils import gather_object
+
+    error: Exception | None = None
+    try:
+        result = function()
+    except Exception as failure:
+        error = failure
+    told = gather_object([None if error is None else f"{type(error).__name__}: {error}"])
+    if error is not None:
+        raise error
+    for rank, text in enumerate(told):
+        if text is not None:
+            raise PeerFailed(f"rank {rank} stopped: {text}")
+    return result
 
 
 def on_main(function: Callable[[], T], accelerator: Any, signals: StopSignals, *, share: bool = True) -> T:

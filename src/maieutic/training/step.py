@@ -56,13 +56,15 @@ def accumulate_gradients(
     *,
     denominator: int,
     accelerator: Accelerator,
+    backward: bool = True,
 ) -> StepMetrics:
     """Forward and backward of this rank's micro-batches; gradients are synchronised in the last one.
 
     ``policy``: a :class:`PolicyForward`, prepared by ``accelerator``. ``denominator``: N above, over *all* ranks
     (:func:`maieutic.training.trajectory.count_trained` of the mini-batch). Every rank brings an equal number of
-    micro-batches (:func:`maieutic.training.packing.make_micro_batches` sees to it). With DeepSpeed the last backward is also
-    the optimizer step.
+    micro-batches (:func:`maieutic.training.packing.make_micro_batches` sees to it).
+
+    ``backward`` off: the same numbers without a gradient (for one that is known to be zero).
 
     Raises :class:`~maieutic.errors.NonFiniteLossError` on *every* rank if a token's loss is not finite on any, before the last
     backward; gradients are then cleared and no weight has moved.
@@ -84,14 +86,15 @@ def accumulate_gradients(
     suspects: list[tuple[MicroBatch, Tensor]] = []
     for number, batch in enumerate(batches):
         last = number == len(batches) - 1
-        with _sync_only_if(last, policy, accelerator):
+        with _sync_only_if(last, policy, accelerator), torch.set_grad_enabled(backward):
             out: TokenLogProbs = policy(batch)
             result = loss_fn(out.logprobs_T, batch.mu_logprobs_T, batch.advantages_T, batch.ref_logprobs_T)
             suspects.append((batch, result.loss_T.detach().isfinite()))
             totals.add(batch, out, result)
             if last:
                 _refuse_non_finite(policy, suspects, accelerator)
-            accelerator.backward(result.loss_T.sum() * factor)
+            if backward:
+                _backward(result.loss_T.sum() * factor, last, accelerator)
     return totals.reduce(accelerator, denominator)
 
 
@@ -119,14 +122,16 @@ def clip_gradients(
 ) -> float:
     """Clip to ``max_norm`` and return the norm before clipping; NonFiniteLossError (gradients cleared) if it is not finite.
 
-    Call between :func:`accumulate_gradients` and ``optimizer.step()``. DeepSpeed clips by itself: there the norm of the step
-    that it has just taken is returned.
+    Call between :func:`accumulate_gradients` and ``optimizer.step()``. DeepSpeed learns the norm while it steps: there this
+    call takes the step (clipped to ``gradient_clipping`` of its configuration) and ``optimizer.step()`` does nothing.
     """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return _deepspeed_step(accelerator, episode_ids)
     norm = accelerator.clip_grad_norm_(policy.parameters(), max_norm)
     value = (
         float("nan") if norm is None else float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
     )
-    if accelerator.distributed_type != DistributedType.DEEPSPEED and not torch.isfinite(torch.tensor(value)):
+    if not torch.isfinite(torch.tensor(value)):
         _clear(policy)
         raise NonFiniteLossError(
             f"the gradient's norm is {value} though every token's loss was finite; {_named(episode_ids)}; "
@@ -134,6 +139,38 @@ def clip_gradients(
             tuple(episode_ids),
         )
     return value
+
+
+def _backward(loss: Tensor, last: bool, accelerator: Accelerator) -> None:
+    if accelerator.distributed_type != DistributedType.DEEPSPEED:
+        accelerator.backward(loss)
+        return
+    # accelerate's own call would also take the optimizer step.
+    engine = _engine(accelerator)
+    engine.set_gradient_accumulation_boundary(is_boundary=last)
+    engine.backward(loss, scale_wrt_gas=False)
+
+
+def _deepspeed_step(accelerator: Accelerator, episode_ids: Sequence[str]) -> float:
+    engine = _engine(accelerator)
+    engine.step()
+    norm = engine.get_global_grad_norm()
+    value = float("nan") if norm is None else float(norm)
+    # -1 is how DeepSpeed reports a norm that is not finite.
+    if not (value >= 0 and value != float("inf")):
+        raise NonFiniteLossError(
+            f"the gradient's norm is not finite though every token's loss was; {_named(episode_ids)}; DeepSpeed may have moved "
+            "the weights: the last checkpoint is the one to go on from",
+            tuple(episode_ids),
+        )
+    return value
+
+
+def _engine(accelerator: Accelerator) -> Any:
+    wrapped = accelerator.deepspeed_engine_wrapped
+    if wrapped is None:
+        raise RuntimeError("the policy was not prepared: there is no DeepSpeed engine")
+    return wrapped.engine
 
 
 class _Totals:
