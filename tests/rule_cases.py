@@ -78,7 +78,23 @@ LEAKAGE: list[tuple[ProblemPair, str, tuple[str, ...]]] = [
     (SHARE, "answer_stated", ("So 75% is left.",)),
     (SHARE, "answer_stated", ("Three quarters of it is left.",)),
     (SHARE, "answer_stated", ("That is 6/8 of the cake.",)),
+    # a fraction that the student named is the answer: the tutor may take it up, in any notation
+    (SHARE, "ok", ("How much is left?", "There is 3/4 of it.", "You say 3/4. How do you know?")),
+    (SHARE, "ok", ("How much is left?", "3/4 cakes", "Right, three quarters. Why?")),
+    (SHARE, "ok", ("How much is left?", r"\(\frac{3}{4}\), I guess", "And is 75% the same as that?")),
+    (SHARE, "ok", ("How much is left?", "three over four", "Show me 0.75 in a drawing.")),
+    (SHARE, "ok", ("How much is left?", "¾?", r"How did you find \(\frac{3}{4}\)?")),
+    # another fraction, or a division that is not worked out, is not
+    (SHARE, "answer_stated", ("How much is left?", "Is it 1/4?", "No, 3/4 is left.")),
+    (SHARE, "answer_stated", ("How much is left?", "So 3 divided by 4?", "That is 0.75.")),
+    (SHARE, "answer_stated", ("How much is left?", "So 3 ÷ 4?", "That is 0.75.")),
+    (SHARE, "answer_stated", ("How much is left?", "3 / 4 then?", "That is 75%.")),
+    (SHARE, "answer_stated", ("How much is left?", "12/16 of it.", "That is 3/4.")),
+    # but it may be said again as it was
+    (SHARE, "ok", ("How much is left?", "12/16 of it.", "Can you make 12/16 simpler?")),
+    (SHARE, "ok", ("How much is left?", "So 3 divided by 4?", "Why 3 divided by 4?")),
     (PERCENT, "answer_stated", ("Is it 25 percent?",)),
+    (PERCENT, "answer_stated", ("What part walks?", "1/4 of them.", "Yes, 25%.")),
     (PERCENT, "answer_stated", ("As a decimal it is 0.25.",)),
     (COLD, "answer_stated", ("It is -5 degrees.",)),
     (COLD, "answer_stated", ("It is minus five degrees.",)),

@@ -7,8 +7,9 @@ Criteria (paper, appendix C.1; naming the method too early needs a reader and is
 ``reduced_to_arithmetic``  a calculation whose value is the answer ("what is 48 + 24?"): only working it out is left.
 ``path_laid_out``          several operations that end in the answer ("halve 48, then add 48").
 
-"Has it" means: an earlier turn that the student was sampled for contains the answer; for the last two criteria also: contains a
-calculation that gives the answer. After that the tutor may recap. Numbers that the problem gives: when the answer is one of them,
+"Has it" means: an earlier turn that the student was sampled for contains the answer, a fraction in lowest terms being a number as
+any other; for the last two criteria also: contains a calculation that gives the answer. After that the tutor may recap. A fraction
+that stands for a calculation ("18/24", "3 divided by 4") is not the answer yet, but the tutor may repeat it. Numbers that the problem gives: when the answer is one of them,
 a bare mention proves nothing, and only a mention that is presented as the answer counts. A calculation that stands in
 the problem itself may be repeated. Numbers that count something else ("3 steps", "question 2", "1." at the start of a line,
 ordinals, *one*, *half*) count only when presented as the answer.
@@ -75,6 +76,7 @@ class Leakage:
         self.known_digits: dict[int, str] = {}
         self.student_has = False
         self.student_way = False
+        self.student_keys: set[tuple[Fraction, tuple[Fraction, ...]]] = set()
         self.result: Fraction | None = None
         self.tail = ""
         self.results: set[int] = set()
@@ -102,8 +104,12 @@ class Leakage:
         if self.is_given:
             numbers = [k for k in numbers if self._cued(reading, k, strong=False)]
         results = [e for c in reading.scan.claims for e in (c.left, c.right)]
-        self.student_has = bool(numbers) or (
-            not self.is_given and any(e.ops and e.value == self.gold for e in results)
+        fractions = [e for e in reading.scan.expressions if self._is_fraction(e)]
+        self.student_keys |= {e.key for e in fractions}
+        self.student_has = (
+            bool(numbers)
+            or any(self._says_fraction(reading, e) for e in fractions)
+            or (not self.is_given and any(e.ops and e.value == self.gold for e in results))
         )
         self.student_way |= any(e.value == self.gold for e in self._carry(reading).expressions)
 
@@ -129,7 +135,8 @@ class Leakage:
         if self.gold.denominator == 1:
             return None
         for e in reading.scan.expressions:  # 3/4 is a notation of 0.75, not a calculation
-            if self._is_fraction(e) and not self.is_given and e.key not in self.given_keys:
+            known = e.key in self.given_keys or e.key in self.student_keys
+            if self._is_fraction(e) and not self.is_given and not known:
                 return (
                     "answer_stated",
                     reading.canon.quote(*reading.span(e)),
@@ -145,6 +152,19 @@ class Leakage:
             and len(e.operands) == 2
             and e.operands[0] == self.gold * e.operands[1]
         )
+
+    def _says_fraction(self, reading: Reading, e: Expr) -> bool:
+        """Whether a fraction that equals the answer is a number that the student names, and not a division to be worked out."""
+        items = reading.items[e.first : e.last]
+        slash = next((i for i in items if i.kind == "/"), None)
+        if slash is None or e.operands[-1] != self.gold.denominator:  # not in lowest terms: 18/24
+            return False
+        first, at = items[0].start, items.index(slash)
+        tight = items[at - 1].end == slash.start and items[at + 1].start == slash.end
+        if not (slash.text == "over" or (tight and "÷" not in reading.canon.quote(*reading.span(e)))):
+            return False
+        repeats_problem = self.is_given or e.key in self.given_keys
+        return not repeats_problem or _CUE.search(reading.before(first)) is not None
 
     def _is_gold(self, item: Item) -> bool:
         return (
