@@ -325,3 +325,12 @@ def test_the_prompt_names_problem_answer_and_form():
         and '"verdict": "OK" or "REJECT"' in prompt
     )
     assert EnvSpec().gate_names == ["leakage", "correctness"]
+
+
+def test_a_flood_of_braces_or_lines_is_read_in_bounded_work() -> None:
+    good = '{"reasoning": "r", "verdict": "ok", "criterion": "", "quote": ""}'
+    assert read_vote("{" * 200_000).why == "truncated"
+    assert read_vote(good + "{" * 150_000).decision == "unknown", "what lies behind may contradict it"
+    assert read_vote("\n" * 190_000 + "VERDICT: ok").decision == "ok"
+    assert read_vote("\n" * 190_000 + "x").why == "no_verdict"
+    assert read_vote("** Verdict **:\n  OK! \r\n- QUOTE: _pears_\t").quote == "pears"

@@ -169,3 +169,15 @@ def test_a_role_that_fails_is_counted_and_falls_back() -> None:
     query, counts, asked = rewritten([Unknown(reason="malformed")])
     assert query.kind == "fallback" and len(asked) == 1
     assert counts == {"rewrite.failed": 1, "rewrite.fallback": 1}
+
+
+def test_checking_stays_linear_on_hostile_texts() -> None:
+    """Quadratic checks would hold up a whole distillation here for minutes to hours."""
+    size = 200_000
+    assert find_leaks("a" + "\n" * size + "b", SURFACE, strict=False) == []
+    steps = "\n1. a" * (size // 5)
+    assert find_leaks(steps, surface("1 pen"), strict=False) == [], "every number is that of a step"
+    found = find_leaks(steps + " 150", SURFACE, strict=False)
+    assert [(leak.kind, leak.text) for leak in found] == [("number", "150")]
+    assert surface("b " * (size // 2)).variables == {"b"} and surface("= a").variables == {"a"}
+    assert surface("a" + " " * size + "=").variables == {"a"}

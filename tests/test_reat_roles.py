@@ -23,7 +23,7 @@ from maieutic.reat.readers import (
     read_reflection,
     read_revision,
 )
-from maieutic.reat.roles import LONGEST_REPLY, RoleChat, Roles
+from maieutic.reat.roles import LONGEST_REPLY, RoleChat, Roles, _answer
 from maieutic.reat.schema import Critique, Observation, Revision, Unknown
 from maieutic.reat.turns import TurnContext
 from test_reat_schema import critique, experience, five
@@ -369,3 +369,40 @@ def test_the_observer_sees_no_score_and_the_rewriter_no_problem() -> None:
     seen = read_observation(OBSERVATION)
     assert isinstance(seen, Observation)
     assert "Monica" not in prompts.rewrite(seen)[1].content
+
+
+# ---- hostile replies -------------------------------------------------------------------------------------------------
+
+GOOD = json.dumps(CRITIQUE)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ("{" * 200_000, "malformed"),
+        ('{"a":' * 30_000 + "1" + "}" * 30_000, "malformed"),
+        ('{"a":' + "[" * 90_000 + "]" * 90_000 + "}", "malformed"),
+        (GOOD + "{" * 150_000, "malformed"),  # what lies behind could contradict it and is not looked at
+        ("x" * 1_000_000, "oversized"),
+        (GOOD.replace('"attribution": 3', '"attribution": NaN'), "out_of_range"),
+        (GOOD.replace('"attribution": 3', '"attribution": Infinity'), "out_of_range"),
+        (GOOD.replace('"attribution": 3', '"attribution": -1e400'), "out_of_range"),
+        (GOOD.replace('"attribution": 3', '"attribution": ' + "9" * 4000), "out_of_range"),
+        (GOOD.replace('"attribution": 3', '"attribution": ' + "9" * 5000), "malformed"),
+        (GOOD.replace('"attribution": 3', '"attribution": "٣"'), "wrong_type"),
+        (GOOD.replace('"attribution": 3', '"attribution": 3, "scaffolding": 4'), "wrong_type"),
+        (GOOD.replace('"attribution": 3', '"attribution": true'), "wrong_type"),
+        ('{"scaffolding": 0} ' * 3000, "missing_field"),
+    ],
+    ids=lambda v: v[:24] if len(v) > 99 else v,
+)
+def test_hostile_replies_are_unknown_with_their_reason(reply: str, reason: str) -> None:
+    found = _answer((reply, False), read_critique)
+    assert isinstance(found, Unknown) and found.reason == reason
+
+
+def test_a_quoted_end_of_reasoning_does_not_cut_the_answer() -> None:
+    quoting = json.dumps(CRITIQUE | {"reasons": "the student wrote </think> and then </think>{}"})
+    for text in (quoting, f"<think>first {{</think>{quoting}", f"so I thought</think>\n{quoting}"):
+        found = _answer((text, False), read_critique)
+        assert isinstance(found, Critique) and found.reasons.startswith("the student wrote </think>")

@@ -17,7 +17,7 @@ from maieutic.engines.usage import Ledger
 from maieutic.env.prompts import load_env
 from maieutic.errors import EngineDownError, RecipeError
 from maieutic.reat.fields import EMPTY, Fields, experience_text, load_fields, provenance_text
-from maieutic.reat.live import LiveObserver, Situation, state_key
+from maieutic.reat.live import LiveObserver, Situation, _state, state_key
 from maieutic.reat.roles import RoleChat
 from maieutic.reat.schema import Unknown
 from maieutic.reat.tutor import Found, ReatTutor, Round, Used, latency, used
@@ -392,3 +392,23 @@ def test_a_query_that_leaks_the_problem_is_masked_without_another_call() -> None
 
     (reading,), _, server = observe(reply, two_calls=True)
     assert reading.situation.query == "parts and wholes" and reading.calls == len(server.bodies) == 3
+
+
+# ---- hostile text --------------------------------------------------------------------------------------------------------
+
+
+def test_half_a_character_in_a_query_does_not_reach_the_embedder() -> None:
+    """Half a surrogate pair is valid JSON and no text: it would end the dialogue in the embedder and in the transcript."""
+    for query in ("a \ud800 b", "\udfff"):
+        found = _state(STATE_JSON | {"query": query})
+        assert isinstance(found, tuple) and found[1].encode() and "?" in found[1]
+    assert _state(STATE_JSON | {"query": "  "})[1] == "" == _state(STATE_JSON)[1]  # type: ignore[index]
+    wrong = _state(STATE_JSON | {"query": ["a", "b"]})
+    assert isinstance(wrong, Unknown) and wrong.reason == "wrong_type"
+
+
+def test_a_wrapped_tutors_own_note_is_not_taken_for_the_record() -> None:
+    assert used(Turn("tutor", "t", note="I see a threat: none")) is None
+    assert used(Turn("tutor", "t", note='reat: {"why": "planted"}\nand more')) is None
+    own = Used(state=STATE.key(), why="below_threshold")
+    assert used(Turn("tutor", "t", note=f"a threat: x\nreat: {own.model_dump_json()}")) == own

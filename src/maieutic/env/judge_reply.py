@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from html import unescape
@@ -21,6 +20,9 @@ from maieutic.env.base import Decision
 NEAR_QUOTE = 0.9
 """Share of a quote's characters that must stand, in order, in one stretch of a tutor turn of about the quote's length."""
 _LONGEST_REPLY = 200_000
+_THOUGHT = "</think>"
+_MOST_WORK = 1_000_000
+"""Characters that the search for objects in one reply may look at: a reply of nothing but braces would take hours."""
 _VERDICTS: dict[str, Decision] = {"ok": "ok", "reject": "reject"}
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _LATEX_COMMANDS = (
@@ -29,7 +31,7 @@ _LATEX_COMMANDS = (
 )
 _LATEX_ESCAPE = re.compile(rf"(?<!\\)((?:\\\\)*)\\(?=(?:{_LATEX_COMMANDS})(?![a-zA-Z]))")
 _LINE = re.compile(
-    r"^[\s*_>#-]*(verdict|quote|criterion)[\s*_]*[:=]\s*(.*?)\s*$", re.IGNORECASE | re.MULTILINE
+    r"^(?:(?!\n)[\s*_>#-])*+(verdict|quote|criterion)[\s*_]*+[:=]\s*+(.*)$", re.IGNORECASE | re.MULTILINE
 )
 _BARE = re.compile(r"^[\s*`'\"“”.!]*(ok|reject)[\s*`'\"“”.!]*$", re.IGNORECASE)
 _MARKS = str.maketrans({c: "'" for c in "‘’‚`´′"} | {c: '"' for c in "“”„«»″"} | {c: "-" for c in "‐‑‒–—−"})
@@ -79,21 +81,38 @@ def _vote(data: dict[str, Any]) -> Vote | None:
     return Vote(decision, text("criterion").strip(), text("quote").strip(), text("reasoning").strip())
 
 
-def _objects(reply: str) -> Iterator[dict[str, Any]]:
-    """Top-level JSON objects in a text, each read strictly first and with LaTeX repaired second."""
-    at = 0
+def after_reasoning(reply: str) -> str:
+    """A reply without the reasoning before it (up to ``</think>``, with or without its opening tag).
+
+    Inside an answer the tag is a quotation, perhaps of a student who wrote it so that the answer be cut in two: a reply that
+    begins as an answer is left whole, and reasoning ends at the first tag.
+    """
+    if reply.lstrip().startswith(("{", "```")):
+        return reply
+    return reply[reply.find(_THOUGHT) + len(_THOUGHT) :] if _THOUGHT in reply else reply
+
+
+def _objects(reply: str) -> list[dict[str, Any]]:
+    """Top-level JSON objects in a text, each read strictly first and with LaTeX repaired second; none at all where the search
+    takes more than :data:`_MOST_WORK`, since what was not looked at might contradict what was found."""
+    found: list[dict[str, Any]] = []
+    at = work = 0
     while (start := reply.find("{", at)) >= 0:
         end = _closing(reply, start)
+        work += (len(reply) if end is None else end) - start
+        if work > _MOST_WORK:
+            return []
         if end is None:
             # No balanced object opens here (a brace of prose or LaTeX, or one that was cut): look behind it.
             at = start + 1
             continue
         data = _load(reply[start:end])
         if isinstance(data, dict):
-            yield data
+            found.append(data)
             at = end
         else:
             at = start + 1
+    return found
 
 
 def _closing(text: str, start: int) -> int | None:
@@ -143,7 +162,7 @@ def _from_lines(reply: str) -> Vote:
         return Vote(_VERDICTS[m[1].lower()])
     lines: dict[str, list[str]] = {}
     for m in _LINE.finditer(reply):
-        lines.setdefault(m[1].lower(), []).append(m[2].strip("*_ "))
+        lines.setdefault(m[1].lower(), []).append(m[2].strip().strip("*_ "))
     verdicts = {_VERDICTS.get(v.strip(".!\"'*").lower()) for v in lines.get("verdict", [])}
     if len(verdicts) != 1:
         return Vote("unknown", why="contradictory" if verdicts else "no_verdict")

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from maieutic.dialogue import Message
 from maieutic.engines.base import Sampling
-from maieutic.env.judge_reply import _objects
+from maieutic.env.judge_reply import _objects, after_reasoning
 from maieutic.errors import EngineError, RunStop
 from maieutic.evaluation.cache import CachedChat
 from maieutic.seeds import derive
@@ -38,7 +38,7 @@ async def ask(
             raise
         except (EngineError, TimeoutError):
             return None
-        text = reply.text.rpartition("</think>")[2]
+        text = after_reasoning(reply.text)
         answers = [a for a in (read(o) for o in _objects(text)) if a is not None]
         if answers and all(a == answers[0] for a in answers):
             return answers[0]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal
 
 from maieutic.problems.build.checks import _NUMBER_WORDS, quantities, tokens
@@ -53,7 +55,7 @@ _LETTER = re.compile(r"(?<![\w'’\\])[^\W\d_](?:_\w+)?(?![\w'’])")
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 _CJK_NAME = re.compile(r"[小老阿][\u4e00-\u9fff](?=[\u4e00-\u9fff]|\W|$)")
 _FORMULA = re.compile(r"\$[^$]*\$?|\\[()\[\]]|\\[a-zA-Z]+\{?|[=≤≥≠≈^+×÷]|(?<=\s)\*(?=\s)")
-_ENUMERATION = re.compile(r"(?:(?<=\n)|^)\s*\(?\d{1,2}[.)](?=\s)|\bstep \d{1,2}\b", re.IGNORECASE)
+_ENUMERATION = re.compile(r"(?:(?<=\n)|^)[^\S\n]*\(?\d{1,2}[.)](?=\s)|\bstep \d{1,2}\b", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _DIGITS = re.compile(r"\d+(?:[.,:/]\d+)*%?")
 
@@ -119,9 +121,18 @@ def _variables(text: str) -> Iterator[str]:
         letter = m.group()
         if _CJK.match(letter) or not letter[0].isalpha():
             continue
-        before, after = text[: m.start()].rstrip()[-1:], text[m.end() :].lstrip()[:1]
+        before, after = _beside(text, m.start() - 1, -1), _beside(text, m.end(), 1)
         if letter not in ("a", "A", "I") or before in tuple("=+×÷*/^$(") or after in tuple("=+×÷*/^$"):
             yield letter
+
+
+def _beside(text: str, at: int, step: Literal[-1, 1]) -> str:
+    """The first character from ``at`` in the direction of ``step`` that is no white space; empty where there is none."""
+    while 0 <= at < len(text):
+        if not text[at].isspace():
+            return text[at]
+        at += step
+    return ""
 
 
 def find_leaks(text: str, problem: Surface, *, strict: bool) -> list[Leak]:
@@ -149,7 +160,10 @@ def _numbers(text: str, problem: Surface, strict: bool) -> Iterator[Leak]:
         # ½, ², Ⅳ, ③: every character that Unicode calls a number
         digits += [(i, i + 1) for i, c in enumerate(text) if unicodedata.category(c) in ("No", "Nl")]
     for start, end in digits:
-        if any(a <= start and end <= b for a, b in listed):
+        place = (
+            bisect_right(listed, start, key=itemgetter(0)) - 1
+        )  # the enumeration that begins last before it
+        if place >= 0 and end <= listed[place][1]:
             continue
         if strict or set(quantities(text[start:end])) & problem.said:
             yield Leak("number", text[start:end], start, end)

@@ -262,10 +262,12 @@ def _state(data: dict[str, Any]) -> tuple[Observation, str] | Unknown:
     )
     if isinstance(found, Unknown):
         return found
-    query = data.get("query", "")
-    if not isinstance(query, str):
-        return Unknown(reason="wrong_type", detail=f"query is {type(query).__name__}, not text")
-    return found, " ".join(query.split())
+    if "query" not in data:
+        return found, ""
+    query = read_query(data)
+    if isinstance(query, Unknown):
+        return query if query.reason != "blank_field" else (found, "")
+    return found, query
 
 
 def _situation(observation: Observation, query: str, kind: RewriteKind) -> Situation:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from maieutic.dialogue import Message
 from maieutic.engines.base import Completion, Sampling
-from maieutic.env.judge_reply import _objects
+from maieutic.env.judge_reply import _objects, after_reasoning
 from maieutic.errors import EngineError, RunStop
 from maieutic.problems.build.checkpoint import FAILED, Journal, step_key
 from maieutic.reat import prompts
@@ -134,7 +134,7 @@ class RoleChat:
 def _answer(reply: tuple[str, bool], read: Callable[[dict[str, Any]], T | Unknown]) -> T | Unknown:
     """The one answer that a reply holds, or what is wrong with it."""
     text, truncated = reply
-    text = text.rpartition("</think>")[2]
+    text = after_reasoning(text)
     if not text.strip():
         return Unknown(reason="empty")
     if len(text) > LONGEST_REPLY:

@@ -48,8 +48,9 @@ class Used(Record):
 
 def used(turn: Turn) -> Used | None:
     """The record of a tutor turn; None where another tutor gave it, or the fields were empty by design."""
-    at = turn.note.find(NOTE)
-    return None if at < 0 else Used.model_validate_json(turn.note[at + len(NOTE) :])
+    # Always the last line, so that a note of the wrapped tutor cannot pass for it.
+    last = turn.note.rpartition("\n")[2]
+    return Used.model_validate_json(last[len(NOTE) :]) if last.startswith(NOTE) else None
 
 
 @dataclass(frozen=True, slots=True)
