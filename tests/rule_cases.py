@@ -84,6 +84,13 @@ LEAKAGE: list[tuple[ProblemPair, str, tuple[str, ...]]] = [
     (SHARE, "ok", ("How much is left?", r"\(\frac{3}{4}\), I guess", "And is 75% the same as that?")),
     (SHARE, "ok", ("How much is left?", "three over four", "Show me 0.75 in a drawing.")),
     (SHARE, "ok", ("How much is left?", "¾?", r"How did you find \(\frac{3}{4}\)?")),
+    (
+        SHARE,
+        "ok",
+        ("How much is left?", "I see three out of four pieces.", "Written as a fraction: 3/4. Why?"),
+    ),
+    (SHARE, "answer_stated", ("How much is left?", "One out of four pieces?", "No, 3/4 is left.")),
+    (SHARE, "answer_stated", ("How much is left?", "12 out of 16 crumbs.", "That is 3/4.")),
     # another fraction, or a division that is not worked out, is not
     (SHARE, "answer_stated", ("How much is left?", "Is it 1/4?", "No, 3/4 is left.")),
     (SHARE, "answer_stated", ("How much is left?", "So 3 divided by 4?", "That is 0.75.")),

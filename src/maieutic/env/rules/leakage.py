@@ -7,12 +7,12 @@ Criteria (paper, appendix C.1; naming the method too early needs a reader and is
 ``reduced_to_arithmetic``  a calculation whose value is the answer ("what is 48 + 24?"): only working it out is left.
 ``path_laid_out``          several operations that end in the answer ("halve 48, then add 48").
 
-"Has it" means: an earlier turn that the student was sampled for contains the answer, a fraction in lowest terms being a number as
-any other; for the last two criteria also: contains a calculation that gives the answer. After that the tutor may recap. A fraction
-that stands for a calculation ("18/24", "3 divided by 4") is not the answer yet, but the tutor may repeat it. Numbers that the problem gives: when the answer is one of them,
-a bare mention proves nothing, and only a mention that is presented as the answer counts. A calculation that stands in
-the problem itself may be repeated. Numbers that count something else ("3 steps", "question 2", "1." at the start of a line,
-ordinals, *one*, *half*) count only when presented as the answer.
+"Has it" means: an earlier turn that the student was sampled for contains the answer, a fraction in lowest terms being a
+number as any other; for the last two criteria also: contains a calculation that gives the answer. After that the tutor may
+recap. A fraction that stands for a calculation ("18/24", "3 divided by 4") is not the answer yet, but the tutor may repeat
+it. Numbers that the problem gives: when the answer is one of them, a bare mention proves nothing, and only a mention that is
+presented as the answer counts. A calculation that stands in the problem itself may be repeated. Numbers that count something
+else ("3 steps", "question 2", "1." at the start of a line, ordinals, *one*, *half*) count only when presented as the answer.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class Leakage:
         self.student_has = (
             bool(numbers)
             or any(self._says_fraction(reading, e) for e in fractions)
+            or self._says_out_of(reading.items)
             or (not self.is_given and any(e.ops and e.value == self.gold for e in results))
         )
         self.student_way |= any(e.value == self.gold for e in self._carry(reading).expressions)
@@ -165,6 +166,14 @@ class Leakage:
             return False
         repeats_problem = self.is_given or e.key in self.given_keys
         return not repeats_problem or _CUE.search(reading.before(first)) is not None
+
+    def _says_out_of(self, items: list[Item]) -> bool:
+        """Whether the student names the answer as "3 out of 4", in lowest terms."""
+        top, bottom = self.gold.as_integer_ratio()
+        return bottom > 1 and any(
+            (a.value, b.text, c.text, d.value) == (top, "out", "of", bottom)
+            for a, b, c, d in zip(items, items[1:], items[2:], items[3:], strict=False)
+        )
 
     def _is_gold(self, item: Item) -> bool:
         return (
