@@ -95,10 +95,10 @@ def admit(repository: Repository, candidate: Experience, score: float = 90.0) ->
     return asyncio.run(repository.admit(candidate, score))
 
 
-def open_bits(folder: Path, read_only: bool = False) -> Repository:
+def open_bits(folder: Path, read_only: bool = False, settings: RepositorySettings = EXACT) -> Repository:
     """Without waiting for the disk: what a killed *process* leaves does not depend on it, and the tests are many."""
     repository = Repository.open(
-        folder, embedder=BitEmbedder(), settings=EXACT, merge=merge, read_only=read_only
+        folder, embedder=BitEmbedder(), settings=settings, merge=merge, read_only=read_only
     )
     repository.database._db.execute("PRAGMA synchronous = OFF")
     return repository

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from maieutic.errors import ModelError
+from maieutic.reat.embeddings import make_embedder
 from maieutic.reat.merging import MergedText
 from maieutic.reat.records import FILE, SCHEMA_VERSION, RepositoryError, RepositoryVersionError
 from maieutic.reat.related_states import STATES
@@ -421,7 +424,7 @@ def test_the_saved_vectors_are_a_cache(tmp_path: Path) -> None:
     assert _reopened(tmp_path) == "missing"
     assert file.read_bytes() == three
     file.write_bytes(two[:60])
-    assert _reopened(tmp_path).startswith("unreadable")
+    assert _reopened(tmp_path).startswith("damaged")
     assert file.read_bytes() == three
     with open_bits(tmp_path / "other") as other:  # same size, other vectors
         for n, b in enumerate((1 << 3, 0xF0F0, 0xAAAA)):
@@ -455,3 +458,86 @@ def test_an_embedding_that_is_not_normalised_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="length 1, and this one has 2"):
             admit(repository, experience(BASE))
         assert repository.admission(experience(BASE).id) is None
+
+
+# ---- damage, full disks ------------------------------------------------------------------------------------------------
+
+
+DISTINCT = RepositorySettings(tau_dup=1.0, tau_merge=1.0)
+
+
+def filled(folder: Path, rows: int = 100) -> Path:
+    with open_bits(folder, settings=DISTINCT) as repository:
+        for n in range(rows):
+            admit(repository, experience(bits(n), n=n))
+    return folder
+
+
+def test_a_flipped_bit_anywhere_in_the_saved_vectors_is_found(tmp_path: Path) -> None:
+    """FAISS reads it as another vector, or as a length to allocate; only a sample of rows is compared."""
+    (file,) = filled(tmp_path).glob("*.faiss")
+    good = file.read_bytes()
+    for place in (*range(0, 48, 5), len(good) // 2, len(good) - 40, len(good) - 1):
+        file.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        with open_bits(tmp_path, read_only=True) as repository:
+            repository.verify()
+            assert repository._index is not None and repository._index.rebuilt.startswith("damaged"), place
+    file.write_bytes(good)
+    with open_bits(tmp_path, read_only=True) as repository:
+        repository.verify()
+        assert repository._index is not None and not repository._index.rebuilt
+
+
+def test_a_damaged_database_is_a_named_error_or_no_harm(tmp_path: Path) -> None:
+    good = (filled(tmp_path, 30) / FILE).read_bytes()
+    refused = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        data = bytearray(good)
+        for _ in range(50):
+            data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
+        if seed % 4 == 0:
+            data = data[: int(rng.integers(len(data)))]
+        if seed % 4 == 1:
+            start = int(rng.integers(len(data)))
+            data[start : start + 4096] = bytes(len(data[start : start + 4096]))
+        (tmp_path / FILE).write_bytes(data)
+        try:
+            with open_bits(tmp_path, read_only=True) as repository:
+                repository.retrieve(S, BASE)
+                repository.experiences(every=True)
+                repository.verify()
+        except RepositoryError:
+            refused += 1
+    assert refused > 20
+
+
+def test_a_full_disk_is_a_named_error_that_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(tmp_path, 3)
+    with open_bits(tmp_path, settings=DISTINCT) as repository:
+        repository.retrieve(S, BASE)
+        (pages,) = repository.database.select("PRAGMA page_count")[0]
+        repository.database.select(
+            f"PRAGMA max_page_count = {pages}"
+        )  # SQLite then says what it says of a full disk
+        with pytest.raises(RepositoryError, match="full"):
+            for n in range(100, 200):
+                admit(repository, experience(bits(n), n=n))
+        assert len(repository) < 100
+        repository.verify()
+        repository.database.select("PRAGMA max_page_count = 100000")
+        admit(repository, experience(bits(1000), n=1000))
+        for file in tmp_path.glob("*.faiss"):
+            file.unlink()
+        repository._index.save = lambda: (_ for _ in ()).throw(RuntimeError("no space"))  # type: ignore
+    assert "will be made anew" in caplog.text
+    with open_bits(tmp_path) as repository:
+        repository.verify()
+
+
+@pytest.mark.parametrize("name", ["", "hashing-0", "hashing-4", "hashing-70000"])
+def test_an_impossible_embedder_is_a_named_error(name: str) -> None:
+    with pytest.raises(ModelError, match="embedder"):
+        make_embedder(name)

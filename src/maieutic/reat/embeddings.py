@@ -138,8 +138,13 @@ def make_embedder(name: str = PAPER_MODEL, *, offline: bool = False, device: str
 
     The name of a made embedder gives the same embedder again. Raises :class:`ModelError` or :class:`MissingExtraError`.
     """
-    if found := re.fullmatch(rf"{HASHING}(?:-(\d+))?", name):
-        return HashingEmbedder(int(found[1] or 384))
+    if not name.strip():
+        raise ModelError(f"an embedder needs a name: '{PACKAGED}', '{HASHING}', a Hub id or a folder")
+    if found := re.fullmatch(rf"{HASHING}(?:-([0-9]{{1,9}}))?", name):
+        dim = int(found[1] or 384)
+        if not 8 <= dim <= 65_536:
+            raise ModelError(f"the embedder {name} has {dim} dimensions: from 8 to 65536 are possible")
+        return HashingEmbedder(dim)
     if name == PACKAGED:
         return SentenceEmbedder(str(packaged_folder()), name=PACKAGED, offline=True, device=device)
     return SentenceEmbedder(name, offline=offline, device=device)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
+import zlib
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +30,8 @@ _CODE = {state.key(): code for code, state in enumerate(STATES)}
 _STATUS = {status: number for number, status in enumerate(STATUSES)}
 ENABLED, DISABLED = _STATUS["enabled"], _STATUS["disabled"]
 _CHUNK = 4096
+_SEAL, _MARK = struct.Struct("<8sI"), b"maieutic"
+"""What ends a saved file, behind what FAISS reads: a mark and the CRC-32 of all before it."""
 _SAMPLE = 64
 """Rows of a loaded file that are compared with the database bit by bit, its first and last among them."""
 
@@ -40,6 +45,23 @@ def import_faiss() -> Any:
             raise
         raise MissingExtraError("faiss-cpu", "reat") from None
     return faiss
+
+
+def _checksum(file: BinaryIO, size: int) -> int:
+    """CRC-32 of the next ``size`` bytes (a tenth of a second for 10⁵ experiences); the file stands behind them then."""
+    value = 0
+    while size > 0 and (block := file.read(min(size, 1 << 20))):
+        value, size = zlib.crc32(block, value), size - len(block)
+    return value
+
+
+def _intact(path: Path) -> bool:
+    """Whether a saved file ends with the seal of what is before it. FAISS itself takes a flipped bit for a vector, and a wrong
+    length for memory to allocate."""
+    with open(path, "rb") as file:
+        sealed = _checksum(file, path.stat().st_size - _SEAL.size)
+        end = file.read()
+    return len(end) == _SEAL.size and _SEAL.unpack(end) == (_MARK, sealed)
 
 
 def unpack(blob: bytes, dim: int) -> npt.NDArray[np.float32]:
@@ -95,7 +117,7 @@ class ExperienceIndex:
         known = len(self.ids)
         changed = self._database.statuses_after(self.generation, known) if known else []
         for seq, status in changed:
-            self.status[seq - 1] = _STATUS[status]
+            self.status[seq - 1] = self._codes([], [status])[1][0]
         self._append(known)
         self.generation = generation
 
@@ -103,12 +125,34 @@ class ExperienceIndex:
         rows = self._database.rows_after(known)
         while chunk := list(islice(rows, _CHUNK)):
             ids, states, statuses, blobs = zip(*chunk, strict=True)
-            codes = np.array([_CODE[s] for s in states], dtype=np.int16)
-            status = np.array([_STATUS[s] for s in statuses], dtype=np.int8)
-            self.vectors.add(np.ascontiguousarray(unpack(b"".join(blobs), self.dim)))
+            codes, status = self._codes(states, statuses)
+            self.vectors.add(np.ascontiguousarray(self._unpack(blobs)))
             self.ids.extend(ids)
             self.codes = np.concatenate([self.codes, codes])
             self.status = np.concatenate([self.status, status])
+
+    def _codes(
+        self, states: Sequence[str], statuses: Sequence[str]
+    ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int8]]:
+        """States and statuses as numbers. Raises :class:`RepositoryError` for one that there is not."""
+        try:
+            return (
+                np.array([_CODE[s] for s in states], dtype=np.int16),
+                np.array([_STATUS[s] for s in statuses], dtype=np.int8),  # type: ignore[index]
+            )
+        except KeyError as error:
+            raise self._damaged(f"{error} is neither a state nor a status") from error
+
+    def _unpack(self, blobs: Sequence[bytes]) -> npt.NDArray[np.float32]:
+        """Vectors of the database, [n, dim]. Raises :class:`RepositoryError` for one of another length."""
+        if any(len(b) != 4 * self.dim for b in blobs):
+            raise self._damaged(f"a vector that is not of {self.dim} numbers")
+        return unpack(b"".join(blobs), self.dim)
+
+    def _damaged(self, what: str) -> RepositoryError:
+        return RepositoryError(
+            f"the database in {self._database.folder} is damaged ({what}): take a copy, or import an export into a new folder"
+        )
 
     # ---- the saved file
 
@@ -130,13 +174,14 @@ class ExperienceIndex:
             "SELECT id, state, status FROM experiences WHERE seq <= ? ORDER BY seq", (known,)
         )
         self.ids = [r[0] for r in rows]
-        self.codes = np.array([_CODE[r[1]] for r in rows], dtype=np.int16)
-        self.status = np.array([_STATUS[r[2]] for r in rows], dtype=np.int8)
+        self.codes, self.status = self._codes([r[1] for r in rows], [r[2] for r in rows])
         self.generation = self._database.generation
 
     def _load_vectors(self) -> str:
         if not self.file.is_file():
             return "missing"
+        if not _intact(self.file):
+            return "damaged, or was not written to its end"
         try:
             index = self._faiss.read_index(str(self.file))
         except RuntimeError as error:  # what FAISS raises for anything that it cannot read
@@ -153,7 +198,7 @@ class ExperienceIndex:
                 f"SELECT vector FROM experiences WHERE seq IN ({marks}) ORDER BY seq",
                 tuple(int(r) + 1 for r in sample),
             )
-            want = unpack(b"".join(b[0] for b in blobs), self.dim)
+            want = self._unpack([b[0] for b in blobs])
             have = np.stack([index.reconstruct(int(r)) for r in sample])
             if not np.array_equal(have, want):
                 return "not of this database's vectors"
@@ -165,7 +210,9 @@ class ExperienceIndex:
         scratch = self.file.with_suffix(f".{os.getpid()}.tmp")
         try:
             self._faiss.write_index(self.vectors, str(scratch))
-            with open(scratch, "rb") as file:
+            with open(scratch, "r+b") as file:
+                file.write(_SEAL.pack(_MARK, _checksum(file, scratch.stat().st_size)))
+                file.flush()
                 os.fsync(file.fileno())
             scratch.replace(self.file)
             self.saved = self.vectors.ntotal
@@ -203,11 +250,12 @@ class ExperienceIndex:
             if row >= len(self.ids):
                 raise RepositoryError(f"the index ends at row {len(self.ids)}, before {id}")
             mine = (self.ids[row], int(self.codes[row]), int(self.status[row]))
-            if mine != (id, _CODE[state], _STATUS[status]):
+            codes, statuses = self._codes([state], [status])
+            if mine != (id, int(codes[0]), int(statuses[0])):
                 raise RepositoryError(
                     f"row {row} of the index is {mine}, and the database says {id}, {state}, {status}"
                 )
-            if not np.array_equal(self.vectors.reconstruct(row), unpack(blob, self.dim)[0]):
+            if not np.array_equal(self.vectors.reconstruct(row), self._unpack([blob])[0]):
                 raise RepositoryError(f"the vector of {id} in the index is not the database's")
             count += 1
         if not count == len(self.ids) == len(self.codes) == len(self.status) == self.vectors.ntotal:

@@ -14,6 +14,7 @@ This module knows nothing of thresholds, embeddings or FAISS.
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import threading
 import time
@@ -157,7 +158,7 @@ class Database:
             self._db.execute("PRAGMA foreign_keys = ON")
             if read_only:
                 self._db.execute("PRAGMA query_only = ON")
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             self._db.close()
             raise RepositoryError(f"{file} cannot be used as a repository: {error}") from error
         except BaseException:
@@ -200,7 +201,7 @@ class Database:
                 f"{where} has schema {version}, and this release reads up to {SCHEMA_VERSION}: it was written by a newer "
                 "Maieutic. Upgrade, or export it there and import the file here"
             )
-        self.uuid, self.embedder, self.dim = self.meta("uuid"), self.meta("embedder"), int(self.meta("dim"))
+        self.uuid, self.embedder, self.dim = self.meta("uuid"), self.meta("embedder"), self._number("dim")
         if embedder is not None and embedder != (self.embedder, self.dim):
             raise RepositoryError(
                 f"{self.folder} was embedded with {self.embedder} ({self.dim} dimensions), not {embedder[0]} ({embedder[1]}): "
@@ -216,11 +217,13 @@ class Database:
             if self._db.in_transaction:  # part of a larger one
                 yield
                 return
-            self._db.execute("BEGIN")
-            try:
-                yield
-            finally:
-                self._db.execute("ROLLBACK")
+            with self._told():
+                self._db.execute("BEGIN")
+                try:
+                    yield
+                finally:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -234,13 +237,27 @@ class Database:
                 raise RepositoryError(
                     f"{self.folder}: another process has been writing for {BUSY_SECONDS:g} s ({error})"
                 ) from error
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+            with self._told():
+                try:
+                    yield
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                    raise
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """SQLite's faults (a full disk, damage) as :class:`RepositoryError`; what a constraint refuses stays a fault of the code."""
+        try:
+            yield
+        except sqlite3.IntegrityError:
+            raise
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            raise RepositoryError(
+                f"{self.folder / FILE}: {error}; nothing was changed. Free space on a full disk; a damaged file has to come from "
+                "a copy or an export"
+            ) from error
 
     def close(self) -> None:
         """Close the connection; the log is folded into the file by the last process that closes."""
@@ -251,12 +268,21 @@ class Database:
 
     def meta(self, key: str) -> str:
         """One value of the table of that name."""
-        return str(self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0])
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            raise RepositoryError(f"{self.folder / FILE} is damaged: its table meta has no {key}")
+        return str(row[0])
 
     @property
     def generation(self) -> int:
         """Grows with every new row and every change of status."""
-        return int(self.meta("generation"))
+        return self._number("generation")
+
+    def _number(self, key: str) -> int:
+        value = self.meta(key)
+        if not re.fullmatch("[0-9]{1,18}", value):
+            raise RepositoryError(f"{self.folder / FILE} is damaged: {key} is {value[:40]!r}, not a number")
+        return int(value)
 
     def size(self) -> int:
         """Rows, whatever their status."""
@@ -310,15 +336,15 @@ class Database:
                 for e in self.events(id)
                 if e.kind == "utility"
             ]
-        experience = Experience.model_validate(
-            json.loads(content)
-            | {
-                "utility": utility,
-                "uses": uses,
-                "enabled": status == "enabled",
-                "history": [e.model_dump() for e in events],
-            }
-        )
+        numbers = {"utility": utility, "uses": uses, "enabled": status == "enabled"}
+        try:
+            plain = json.loads(content) | numbers | {"history": [e.model_dump() for e in events]}
+            experience = Experience.model_validate(plain)
+        except (
+            TypeError,
+            ValueError,
+        ) as error:  # JSON, the record, its id: another release would say so by its schema
+            raise RepositoryError(f"{self.folder / FILE}: experience {id!r} is damaged: {error}") from error
         return Stored(experience, status, reason, replaced_by)
 
     def events(self, id: str) -> list[Event]:

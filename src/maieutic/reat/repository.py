@@ -14,6 +14,7 @@ either all of it or nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from maieutic.reat.related_states import Step, admitted_codes
 from maieutic.reat.retrieval import Cosine, Query, Retrieval, RetrievalSettings, search
 from maieutic.reat.schema import Admission, Experience, StateTags
 
+log = logging.getLogger(__name__)
 Vector = npt.NDArray[np.float32]
 ATTEMPTS = 5
 """Times that a merge is done anew because another process changed what it was to replace meanwhile."""
@@ -125,12 +127,17 @@ class Repository:
 
     def close(self) -> None:
         """Save the vectors where the saved file lags behind, and close. Nothing is lost without it."""
-        if self._index is not None and not self._db.read_only:
-            with self._db.reading():
-                index = self._synced()  # the last write is not in it yet
-            if len(index) != index.saved:
-                index.save()
-        self._db.close()
+        try:
+            if self._index is not None and not self._db.read_only:
+                with self._db.reading():
+                    index = self._synced()  # the last write is not in it yet
+                if len(index) != index.saved:
+                    index.save()
+        except (OSError, RuntimeError) as error:  # FAISS says RuntimeError
+            # What was done is in the database: a full disk must not turn it into a failure.
+            log.warning("%s: the vectors are not saved and will be made anew: %s", self._db.folder, error)
+        finally:
+            self._db.close()
 
     # ---- admission
 
