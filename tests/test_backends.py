@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,13 @@ import torch
 import yaml
 
 import training_parts as parts
+from loopback import InThread
 from maieutic.errors import CheckpointError, MissingExtraError, RecipeError
 from maieutic.tiny import make_tiny_model
 from maieutic.training import checkpoint, sharding
 from maieutic.training.sharding import Backend, Mirror, backend_of, before_prepare
 from maieutic.training.step import accumulate_gradients
+from token_server import TokenServer
 
 BACKENDS = ("fsdp2", "zero3", "zero2", "ddp")
 MODES = ("full", "lora")
@@ -54,12 +57,19 @@ class Jobs:
         self.jobs: list[dict[str, Any]] = []
 
     def add(
-        self, name: str, config: str | None, mode: str, *, resume_from: str | None = None, **job: Any
+        self,
+        name: str,
+        config: str | None,
+        mode: str,
+        *,
+        resume_from: str | None = None,
+        changes: dict[str, Any] | None = None,
+        **job: Any,
     ) -> None:
         """A run, or (``resume_from``) what becomes of that one's first checkpoint."""
         folder = self.folder / name
         folder.mkdir(parents=True)
-        data = parts.recipe_dict(self.model, folder, **mode_changes(mode))
+        data = parts.recipe_dict(self.model, folder, **mode_changes(mode) | (changes or {}))
         (folder / "recipe.yaml").write_text(yaml.safe_dump(data))
         argv = [str(folder / "recipe.yaml")]
         if resume_from is not None:
@@ -127,6 +137,20 @@ def in_bf16(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         jobs.add(f"{backend}-full-again", backend, "full", resume_from=f"{backend}-full", **more)
     jobs.start()
     return jobs
+
+
+@pytest.fixture(scope="module")
+def pushed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """The backends that divide weights, with the tutor on a server that must be given whole ones."""
+    need_deepspeed()
+    folder = tmp_path_factory.mktemp("pushed")
+    jobs = Jobs(folder, make_tiny_model(folder / "model"))
+    with InThread(TokenServer(jobs.model)) as server:
+        engine = {"tutor.engine": {"kind": "vllm", "urls": [server.url]}}
+        for backend, mode in (("fsdp2", "lora"), ("zero3", "full")):
+            jobs.add(f"{backend}-{mode}", backend, mode, changes=engine)
+        jobs.start()
+        yield jobs
 
 
 matrix_of_runs = pytest.mark.parametrize(
@@ -262,6 +286,24 @@ def test_in_bf16_the_optimizer_keeps_fp32_weights_and_goes_on_bit_for_bit(
     }
 
 
+@with_marks
+@pytest.mark.parametrize(("backend", "mode"), [("fsdp2", "lora"), ("zero3", "full")])
+def test_servers_get_the_divided_weights_whole(pushed: Jobs, tmp_path: Path, backend: str, mode: str) -> None:
+    """What the server samples with in step 2 are the weights that all ranks have after step 1."""
+    from maieutic.export import export
+
+    run = pushed.run(f"{backend}-{mode}")
+    first, second = parts.metrics_of(run)
+    assert first["train/updates"] == second["train/updates"] == 1
+    assert second["push/probe_gap"] < 1e-5 and second["train/logprob_gap"] < 1e-4
+    sent = load_weights(run / "push")
+    merged = load_weights(export(run / "checkpoints" / "step-000001", tmp_path / "out").folder)
+    base = load_weights(pushed.model)
+    for name, value in merged.items():
+        torch.testing.assert_close(sent[name], value, atol=1e-6, rtol=1e-5)
+    assert any((sent[name] - base[name]).abs().max() > 1e-4 for name in base)
+
+
 # ---- what needs no second process ------------------------------------------------------------------------------------
 
 
@@ -368,6 +410,26 @@ def test_a_mirror_follows_one_weight_at_a_time() -> None:
     other = Mirror(model, Backend("ddp"), torch.device("cpu"), main=False)
     other.refresh(policy, torch.device("cpu"))
     assert other.model is None
+
+
+def test_the_probe_of_a_push_is_scored_ahead() -> None:
+    from accelerate import Accelerator
+
+    from gradient_checks import tiny_model
+    from maieutic.training.logprobs import PolicyForward
+    from maieutic.training.push_probe import SharedScorer, make_scorer
+
+    model = tiny_model("llama").eval()
+    asked = [[5, 9, 11, 20], [7, 42]]
+    scorer = SharedScorer(0.1)
+    score = scorer.on(asked)
+    before = make_scorer(model, 64)(asked)
+    scorer.refresh(PolicyForward(model), Accelerator(cpu=True))
+    assert score(asked) == before
+    model.lm_head.weight.data *= 2.0
+    assert score(asked) == before  # until the next refresh
+    scorer.refresh(PolicyForward(model), Accelerator(cpu=True))
+    assert score(asked) == make_scorer(model, 64)(asked) != before
 
 
 def test_numbers_without_a_gradient_are_the_same() -> None:

@@ -22,7 +22,7 @@ from maieutic.errors import CheckpointError, EngineMismatchError
 from maieutic.training.logprobs import PolicyForward
 from maieutic.training.packing import Layout, MicroBatch, make_micro_batches, make_rows
 from maieutic.training.probes import isolates
-from maieutic.training.push_probe import probe_tolerance
+from maieutic.training.push_probe import SharedScorer, probe_tolerance
 from maieutic.training.sharding import (
     Mirror,
     backend_of,
@@ -120,6 +120,8 @@ class Learner:
             weight_decay=spec.weight_decay,
         )
         self.policy, self.optimizer = accelerator.prepare(forward, optimizer)
+        self.shared_scorer = None if self.mirror is None else SharedScorer(self.tolerance)
+        """Scores the probe of weight pushes where no rank has whole weights; see :meth:`share_scores`."""
         self.loss = make_loss(recipe.algorithm)
         self.moved = False
         """Weights have moved since the caller last set this to False (at the end of a complete step)."""
@@ -154,6 +156,12 @@ class Learner:
     def whole_model(self) -> Any:
         """The policy with whole weights, to sample from, save and push (None: not on this rank); current after each update."""
         return self.model if self.mirror is None else self.mirror.model
+
+    def share_scores(self) -> None:
+        """All ranks score what a weight push is compared on, as long as the weights stay as they are."""
+        if self.shared_scorer is not None:
+            with self._no_dropout():
+                self.shared_scorer.refresh(self.policy, self.accelerator)
 
     def optimizer_state(self) -> dict[str, Any]:
         """State of the optimizer to keep, of this rank's part where ranks divide it (``divided``)."""
@@ -265,6 +273,7 @@ class Learner:
                     gap = self._max_over_ranks(probe.gap)
         if self.mirror is not None and totals.moved:
             self.mirror.refresh(self.policy, self.accelerator.device)
+            self.share_scores()
         out = totals.metrics()
         if gap is not None:
             out["train/logprob_gap"] = gap

@@ -165,12 +165,14 @@ class _Loop:
         self.policy = policy
         self.learner = Learner(self.recipe, policy.model, self.accelerator, policy.reference)
         policy.model = self.learner.whole_model  # what is sampled, saved and pushed
+        policy.shared_scorer = self.learner.shared_scorer
         if found is not None:
             rank = self.accelerator.process_index
             self.learner.load_optimizer_state(
                 checkpoint.load_optimizer(found, rank, divided=backend.divides_optimizer)
             )
         self.classroom = self._on_main(lambda: self._open_classroom(policy), share=False)
+        self.learner.share_scores()
         # Only rank 0 knows whether there are held-out pairs, and every rank must make the same calls.
         self.state.eval_done = self._on_main(lambda: self.state.eval_done)
         self.reporter = reporter(

@@ -18,6 +18,7 @@ from maieutic.models import resolve_model
 from maieutic.training.learner import Reference
 from maieutic.training.logprobs import PolicyForward
 from maieutic.training.packing import MicroBatch
+from maieutic.training.push_probe import SharedScorer
 from maieutic.training.step import compute_logprobs
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ class Policy:
     tokenizer: Any
     reference: Reference | None
     base_is_pure: bool
+    shared_scorer: SharedScorer | None = None
+    """What scores the probe of a weight push where training divides the weights over ranks."""
 
     @property
     def is_adapter(self) -> bool:

@@ -12,6 +12,7 @@ from maieutic.config import Recipe
 from maieutic.engines.push import Scorer
 from maieutic.training.logprobs import PolicyForward
 from maieutic.training.packing import Row, collate
+from maieutic.training.step import compute_logprobs
 
 _SAME_KERNELS, _OTHER_KERNELS, _16_BITS = 1e-4, 1e-3, 0.3
 
@@ -31,6 +32,33 @@ def probe_tolerance(recipe: Recipe, parameter: torch.Tensor) -> float:
     dtype = recipe.tutor.dtype
     full = dtype == "float32" or (dtype == "auto" and parameter.device.type == "cpu")
     return _OTHER_KERNELS if full else _16_BITS
+
+
+class SharedScorer:
+    """A scorer for weights that are divided over ranks: all of them compute, ahead of the push, and rank 0 remembers.
+
+    ``tolerance``: most |log-prob difference| between a server and the divided policy.
+    """
+
+    def __init__(self, tolerance: float) -> None:
+        self.tolerance = tolerance
+        self._known: dict[tuple[int, ...], list[float]] = {}
+
+    def on(self, sequences: Sequence[Sequence[int]]) -> Scorer:
+        """Rank 0: a scorer of these sequences, and of no others; valid after :meth:`refresh`."""
+        self._known = {tuple(ids): [] for ids in sequences}
+        return lambda asked: [self._known[tuple(ids)] for ids in asked]
+
+    def refresh(self, policy: torch.nn.Module, accelerator: Any) -> None:
+        """Score what rank 0 asked for with the current weights (``policy``: prepared); a call of every rank."""
+        from accelerate.utils import broadcast_object_list
+
+        told: list[Any] = [list(self._known)]
+        broadcast_object_list(told, from_process=0)
+        for ids in told[0]:
+            (logprobs,) = compute_logprobs(policy, [collate([_row(ids)], "padded")], accelerator)
+            if ids in self._known:
+                self._known[ids] = [float(x) for x in logprobs]
 
 
 def make_scorer(model: Any, chunk: int) -> Scorer:
