@@ -299,8 +299,9 @@ the behaviour changes. What this world can add is *why* a measure is blind, sinc
   the paper the gain does not see the difference; only the gates make telling costly.
 - **Hidden turns.** A condition matters when the reward can be earned without it. This student forgets what it did not say
   itself; with the tutor's turns in view, a cue that failed in the dialogue still answers the post-test.
-- **Transfer problem.** With the gates on, nothing can be carried to the tutored problem that does not carry to its twin: a
-  negative result. Its effect shows only where telling the answer is allowed and the tutored problem is asked again.
+- **Transfer problem.** A negative result: what this student's own words carry to the tutored problem they carry to its twin. Even
+  without gates the tutor comes to name the method rather than the answer, since a method is written out more reliably than an
+  answer is repeated, and a method carries over. A world in which the answer is the easier thing to keep would show the effect.
 """
 
 
