@@ -151,7 +151,8 @@ def findings(arms: Sequence[Arm]) -> list[Finding]:
     )
     if told := by_name.get("no-gates-no-transfer"):
         gap = bootstrap(told.gain("own") - told.gain("masked"))
-        out.append(Finding(text, gap.mean >= 0.3 and gap.low > 0, f"difference {gap}"))
+        each = ", ".join(f"{d:.2f}" for d in np.nanmean(told.gain("own") - told.gain("masked"), axis=1))
+        out.append(Finding(text, gap.mean >= 0.3 and gap.low > 0, f"difference {gap}; by seed {each}"))
     else:
         out.append(Finding(text, None, "not run"))
     return out
@@ -299,9 +300,10 @@ the behaviour changes. What this world can add is *why* a measure is blind, sinc
   the paper the gain does not see the difference; only the gates make telling costly.
 - **Hidden turns.** A condition matters when the reward can be earned without it. This student forgets what it did not say
   itself; with the tutor's turns in view, a cue that failed in the dialogue still answers the post-test.
-- **Transfer problem.** A negative result: what this student's own words carry to the tutored problem they carry to its twin. Even
-  without gates the tutor comes to name the method rather than the answer, since a method is written out more reliably than an
-  answer is repeated, and a method carries over. A world in which the answer is the easier thing to keep would show the effect.
+- **Transfer problem.** With the gates on a negative result: what this student's own words carry to the tutored problem they
+  carry to its twin. Without gates it depends on what the tutor happens to find: naming the method, which a student writes out and
+  carries over, or telling the answer, which it only repeats. The second earns as much on the tutored problem and next to nothing
+  on its twin; only the transfer problem tells the two apart.
 """
 
 
