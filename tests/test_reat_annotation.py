@@ -256,5 +256,86 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     assert len(sides) == 1
     with pytest.raises(AnnotationError, match="each with a name of its own"):
         summarise(tmp_path / "out" / "key.json", [Annotation("x"), Annotation("x")])
-    with pytest.raises(AnnotationError, match="not the key of an export"):
-        summarise(tmp_path / "out" / "pairs.csv", [Annotation("x")])
+    for text in (
+        "[]",
+        '{"sides": []}',
+        '{"sides": {"p001": {"A": "x", "B": "reat"}}, "turns": {}}',
+        "\udcff",
+    ):
+        (tmp_path / "key.json").write_text(text, errors="surrogateescape")
+        with pytest.raises(AnnotationError, match="not the key of an export"):
+            summarise(tmp_path / "key.json", [Annotation("x")])
+    for text in (
+        '{"turns": [1], "pairs": []}',
+        '{"turns": "ab", "pairs": []}',
+        '{"turns": 3, "pairs": 4}',
+        "[" * 99_999,
+    ):
+        (tmp_path / "a.json").write_text(text)
+        with pytest.raises(AnnotationError, match="neither a folder"):
+            read_annotation(tmp_path / "a.json")
+
+
+# ---- what spreadsheets and people do to tables -----------------------------------------------------------------------------
+
+
+def handed_in(tmp_path: Path) -> tuple[Path, Path]:
+    """(key, a folder that was filled in well)."""
+    sides = exported(tmp_path / "out", 2)
+    folder = fill(
+        tmp_path / "out", tmp_path / "ann", sides, reat=4, base=2, preferences=["reat", ""], checks=[("", "")] * 2
+    )  # fmt: skip
+    return tmp_path / "out" / "key.json", folder
+
+
+def rewritten(file: Path, columns: list[str] | None = None, **how: object) -> None:
+    rows = list(csv.DictReader(file.open(encoding="utf-8-sig", newline="")))
+    with file.open("w", newline="", encoding=str(how.pop("encoding", "utf-8"))) as out:
+        writer = csv.DictWriter(out, columns or list(rows[0]), extrasaction="ignore", **how)  # type: ignore[arg-type]
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_tables_survive_a_spreadsheet(tmp_path: Path) -> None:
+    key, folder = handed_in(tmp_path)
+    want, good = read_annotation(folder), (folder / "turns.csv").read_bytes()
+    mixed = ["notes", *reversed(TURN_FIELDS[:-1]), "mine"]
+    for how in ({"delimiter": ";"}, {"delimiter": "\t"}, {"encoding": "utf-8-sig"}, {"columns": mixed},
+                {"lineterminator": "\n"}, {"quoting": csv.QUOTE_ALL}):  # fmt: skip
+        rewritten(folder / "turns.csv", **how)  # type: ignore[arg-type]
+        assert read_annotation(folder) == want, how
+        (folder / "turns.csv").write_bytes(good)
+    summarise(key, [want])
+
+
+def test_what_a_spreadsheet_breaks_is_named(tmp_path: Path) -> None:
+    key, folder = handed_in(tmp_path)
+    for file in ("turns.csv", "pairs.csv"):
+        good = (folder / file).read_text()
+        (folder / file).write_text(good + good.splitlines()[1] + "\n")
+        with pytest.raises(AnnotationError, match=r"(scored|judged) twice"):
+            read_annotation(folder)
+        for encoding in ("utf-16", "latin-1"):
+            (folder / file).write_text(good.replace("Which", "Où"), encoding=encoding)
+            if file == "pairs.csv" and encoding == "latin-1":
+                continue  # nothing of it is beyond ASCII
+            with pytest.raises(AnnotationError, match="cannot be read .* in UTF-8"):
+                read_annotation(folder)
+        (folder / file).write_text(good.replace("p001", "x" * 200_000, 1))
+        with pytest.raises(AnnotationError, match="cannot be read .*field limit"):
+            read_annotation(folder)
+        (folder / file).write_text(good)
+    found = read_annotation(folder)
+    found.turns["p001", "A", 2] = next(iter(found.turns.values()))
+    with pytest.raises(AnnotationError, match="p001, dialogue A, has no turn 2 of the tutor"):
+        summarise(key, [found])
+
+
+@pytest.mark.parametrize(
+    "said", ["=cmd|' /C calc'!A0", "+1", "-2+3", "@SUM(A1)", "\t=1", "\n=1", " =1", "＝1", "\u00a0=1"]
+)
+def test_no_cell_begins_like_a_formula(tmp_path: Path, said: str) -> None:
+    base, reat = episode("base", 0, said=said), episode("reat", 0, said=f"{said}\ud800")
+    export_pairs(tmp_path, [base], [reat], [score(base)], [score(reat)])
+    for row in csv.DictReader((tmp_path / "turns.csv").open(encoding="utf-8", newline="")):
+        assert row["tutor"].startswith(f"'{said}") and "\ud800" not in row["tutor"]

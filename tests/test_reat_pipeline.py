@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from typer.testing import CliRunner
 
 from maieutic.cli import app
 from maieutic.env.base import Episode
 from maieutic.errors import RecipeError, RunFolderError
+from maieutic.reat.classroom import load_problem_sets
 from maieutic.reat.config import ABLATIONS, PROMPT_ONLY, REAT, dump_reat_recipe, load_reat_recipe
 from maieutic.reat.evaluate import cell, difference, distribution, rescue
 from maieutic.reat.pipeline import STAGES, ReatPipeline
+from maieutic.reat.records import RepositoryError
 from maieutic.reat.repository import Repository
 from maieutic.reat.scored import read_arm
 from maieutic.reat.scoring import DialogueScore, TurnScore
@@ -228,3 +231,52 @@ def test_rescue_and_distribution() -> None:
     d = distribution([scored("a", 100), scored("b", 0), scored("c", 4.9), scored("e", 95)])
     assert (d.counts[0], d.counts[19], sum(d.counts)) == (2, 2, 4)
     assert d.mean == pytest.approx(49.975) and d.quantiles["p50"] == pytest.approx((4.9 + 95) / 2)
+
+
+def test_one_process_at_a_time_in_a_run_folder(tmp_path: Path) -> None:
+    pipeline = ReatPipeline(recipe(tmp_path))
+    pipeline.run.mkdir(parents=True)
+    with (
+        FileLock(pipeline.run / ".lock"),
+        pytest.raises(RunFolderError, match="another process is at work"),
+    ):
+        ReatPipeline(recipe(tmp_path)).execute("grow")
+
+
+def test_a_repository_to_start_from_that_is_not_there_is_named(tmp_path: Path) -> None:
+    loaded = recipe(
+        tmp_path, "grow=false", f"start_from={tmp_path / 'gone'}", "test.arms=[prompt_only, reat]"
+    )
+    with pytest.raises(RepositoryError, match=r"no experience repository in .*gone"):
+        ReatPipeline(loaded).execute("grow")
+
+
+def test_whole_transcripts_mean_that_their_notes_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill between the two would leave a run whose report can never be written."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*args: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr("maieutic.reat.pipeline.TranscriptWriter.write", killed)
+    pipeline = ReatPipeline(recipe(tmp_path))
+    with pytest.raises(Killed):
+        pipeline.execute("grow")
+    assert (pipeline.folder("grow", PROMPT_ONLY) / "tutor-0.json").exists()
+
+
+def test_no_held_out_text_is_in_a_batch(tmp_path: Path) -> None:
+    same = [
+        'problems.test_source="generate:structures"',
+        "grow=true",
+        "problems.splits=1",
+        "problems.split_size=3",
+    ]
+    loaded = recipe(tmp_path, *same, "problems.options={}", "problems.batches=1", "test.ablations_on=1")
+    sets = load_problem_sets(loaded)
+    texts = [{p.source.text for part in parts for p in part} for parts in (sets.batches, sets.splits)]
+    assert texts[0] and texts[1] and not texts[0] & texts[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 
 from maieutic.errors import ModelError
 from maieutic.reat.embeddings import make_embedder
+from maieutic.reat.exchange import copy_repository
 from maieutic.reat.merging import MergedText
 from maieutic.reat.records import FILE, SCHEMA_VERSION, RepositoryError, RepositoryVersionError
 from maieutic.reat.related_states import STATES
@@ -541,3 +541,44 @@ def test_a_full_disk_is_a_named_error_that_changes_nothing(
 def test_an_impossible_embedder_is_a_named_error(name: str) -> None:
     with pytest.raises(ModelError, match="embedder"):
         make_embedder(name)
+
+
+# ---- copies and places that cannot be written ------------------------------------------------------------------------------
+
+
+def test_a_copy_is_whole_while_somebody_writes(tmp_path: Path) -> None:
+    with open_bits(filled(tmp_path / "a", 10), settings=DISTINCT) as repository:
+        admit(repository, experience(bits(500), n=500))  # lies in the log, not in the file
+        copy_repository(tmp_path / "a", tmp_path / "b")
+        admit(repository, experience(bits(501), n=501))
+        with open_bits(tmp_path / "b", settings=DISTINCT) as copied:
+            assert len(copied) == 11 and copied.database.uuid == repository.database.uuid
+            copied.verify()
+            admit(copied, experience(bits(502), n=502))
+        with pytest.raises(RepositoryError, match="is there already"):
+            copy_repository(tmp_path / "a", tmp_path / "b")
+    (tmp_path / ".c.part").mkdir()  # of a copy that was killed
+    (tmp_path / ".c.part" / FILE).write_bytes(b"half")
+    copy_repository(tmp_path / "a", tmp_path / "c")
+    with open_bits(tmp_path / "c") as copied:
+        copied.verify()
+        assert len(copied) == 12
+    with pytest.raises(RepositoryError, match="there is no experience repository"):
+        copy_repository(tmp_path / "nowhere", tmp_path / "d")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "c"]
+
+
+def test_what_cannot_be_written_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = filled(tmp_path / "a b?#%", 10)
+    (folder / f"{FILE}-wal").unlink(missing_ok=True)
+    (folder / f"{FILE}-shm").unlink(missing_ok=True)
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    monkeypatch.setattr("maieutic.reat.records.os.access", lambda path, mode: False)
+    with open_bits(folder, read_only=True) as repository:
+        repository.verify()
+        assert len(repository) == 10 and repository.retrieve(S, bits(3)).taken
+        # Not even while it is open: a read-only file system has no place for a log.
+        assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+    (folder / f"{FILE}-wal").write_bytes(b"not folded in")
+    with pytest.raises(RepositoryError, match="not folded in yet"):
+        open_bits(folder, read_only=True)

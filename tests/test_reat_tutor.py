@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -412,3 +413,12 @@ def test_a_wrapped_tutors_own_note_is_not_taken_for_the_record() -> None:
     assert used(Turn("tutor", "t", note='reat: {"why": "planted"}\nand more')) is None
     own = Used(state=STATE.key(), why="below_threshold")
     assert used(Turn("tutor", "t", note=f"a threat: x\nreat: {own.model_dump_json()}")) == own
+
+
+def test_fields_that_begin_with_a_placeholder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "experience.txt").write_text("{experience} {provenance}")
+    monkeypatch.setattr("maieutic.reat.fields.find_env", lambda env: tmp_path)
+    with pytest.raises(RecipeError, match="must begin with words of its own"):
+        load_fields("mine")

@@ -15,6 +15,8 @@ import csv
 import io
 import json
 import random
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,7 +99,12 @@ def export_pairs(
     ]  # fmt: skip
     write_page(folder / "turns.csv", _csv(TURN_FIELDS, turns))
     write_page(folder / "pairs.csv", _csv(PAIR_FIELDS, [{"pair": p["pair"]} for p in shown]))
-    write_page(folder / "key.json", json.dumps({"sides": key, "problems": problems}, indent=1) + "\n")
+    asked = {
+        p["pair"]: {side: [t["n"] for t in d["turns"]] for side, d in p["dialogues"].items()} for p in shown
+    }
+    write_page(
+        folder / "key.json", json.dumps({"sides": key, "problems": problems, "turns": asked}, indent=1) + "\n"
+    )
     from maieutic.reat.annotation_form import form
 
     write_page(folder / "form.html", form(shown))
@@ -133,11 +140,16 @@ def _csv(fields: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     writer = csv.DictWriter(out, fields, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        # A spreadsheet would run what begins like a formula.
-        writer.writerow(
-            {k: f"'{v}" if isinstance(v, str) and v[:1] in "=+-@\t\r" and v else v for k, v in row.items()}
-        )
+        writer.writerow({k: _inert(v) if isinstance(v, str) else v for k, v in row.items()})
     return out.getvalue()
+
+
+def _inert(text: str) -> str:
+    """Text that a spreadsheet shows and does not run: ``'`` before what it could take for a formula, be it behind white space or a
+    full-width sign. Half a surrogate pair, which no file takes, becomes ``?``."""
+    text = text.encode("utf-8", "replace").decode()
+    first = unicodedata.normalize("NFKC", text.lstrip()[:1])
+    return f"'{text}" if (first and first in "=+-@") or text[:1] in ("\t", "\r", "\n") else text
 
 
 # ---- import ----------------------------------------------------------------------------------------------------------------
@@ -165,9 +177,11 @@ def read_annotation(path: Path, name: str | None = None) -> Annotation:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         turns, pairs = data["turns"], data["pairs"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not all(isinstance(r, dict) for rows in (turns, pairs) for r in rows):
+            raise TypeError("turns and pairs are no lists of records")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise AnnotationError(
-            f"{path}: neither a folder with turns.csv and pairs.csv nor a file that the form has saved ({error!r})"
+            f"{path}: neither a folder with turns.csv and pairs.csv nor a file that the form has saved ({error!r:.200})"
         ) from error
     for n, row in enumerate(turns, start=1):
         _take_turn(out, row, f"{path}: turn {n}")
@@ -179,13 +193,18 @@ def read_annotation(path: Path, name: str | None = None) -> Annotation:
 def _rows(path: Path, fields: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
+            head = file.readline()
+            file.seek(0)
+            # Spreadsheets of many countries save with semicolons; no column's name has one.
+            reader = csv.DictReader(file, delimiter=max(",;\t", key=head.count))
             missing = [f for f in fields if f not in (reader.fieldnames or ())]
             if missing:
                 raise AnnotationError(f"{path}: columns {', '.join(missing)} are missing")
             return [(reader.line_num, row) for row in reader]
     except OSError as error:
         raise AnnotationError(f"{path}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise AnnotationError(f"{path}: cannot be read ({error}): save it as CSV in UTF-8") from error
 
 
 def _value(row: Mapping[str, Any], key: str) -> str:
@@ -207,12 +226,15 @@ def _take_turn(out: Annotation, row: Mapping[str, Any], where: str) -> None:
             raise AnnotationError(
                 f"{where}: {d} is {text!r}: a whole number from 0 to {TOP}{na} (all five, or none)"
             )
-    out.turns[_value(row, "pair"), _side(row, where), _number(row, where)] = Scores(**scores)
+    place = (_value(row, "pair"), _side(row, where), _number(row, where))
+    if place in out.turns:
+        raise AnnotationError(f"{where}: turn {place[2]} of {place[0]}, dialogue {place[1]}, is scored twice")
+    out.turns[place] = Scores(**scores)
 
 
 def _number(row: Mapping[str, Any], where: str) -> int:
     text = _value(row, "turn")
-    if not text.isdecimal():
+    if not re.fullmatch("[0-9]{1,6}", text):
         raise AnnotationError(f"{where}: turn is {text!r}, not a turn's number")
     return int(text)
 
@@ -233,4 +255,6 @@ def _take_pair(out: Annotation, row: Mapping[str, Any], where: str) -> None:
         if text and text not in allowed[k]:
             raise AnnotationError(f"{where}: {k} is {text!r}: one of {', '.join(allowed[k])}, or empty")
     if kept := {k: v for k, v in given.items() if v}:
+        if _value(row, "pair") in out.judgements:
+            raise AnnotationError(f"{where}: pair {_value(row, 'pair')} is judged twice")
         out.judgements[_value(row, "pair")] = kept

@@ -19,6 +19,8 @@ from maieutic.evaluation.statistics import Interval, wilson
 from maieutic.reat.annotation import CHECKS, Annotation, AnnotationError, Setting, Side
 from maieutic.reat.schema import DIMENSIONS, score_100
 
+_SETTINGS: dict[str, Setting] = {"prompt_only": "prompt_only", "reat": "reat"}
+
 
 @dataclass(frozen=True, slots=True)
 class AnnotatorResult:
@@ -50,10 +52,7 @@ class AnnotationReport:
 
 def summarise(key_file: Path, annotations: Sequence[Annotation]) -> AnnotationReport:
     """Statistics of annotations by the export's key. Raises :class:`AnnotationError` for pairs that the key does not know."""
-    try:
-        sides: dict[str, dict[Side, Setting]] = json.loads(key_file.read_text(encoding="utf-8"))["sides"]
-    except (OSError, ValueError, KeyError) as error:
-        raise AnnotationError(f"{key_file}: not the key of an export ({error!r})") from error
+    sides, asked = _key(key_file)
     names = [a.annotator for a in annotations]
     if not names or len(set(names)) != len(names):
         raise AnnotationError(f"annotators {names}: at least one, each with a name of its own")
@@ -61,8 +60,28 @@ def summarise(key_file: Path, annotations: Sequence[Annotation]) -> AnnotationRe
         strangers = ({p for p, _, _ in a.turns} | set(a.judgements)) - set(sides)
         if strangers:
             raise AnnotationError(f"annotator {a.annotator}: pair {min(strangers)!r} is not of this export")
+        if never := set(a.turns) - asked:
+            pair, side, n = min(never)
+            raise AnnotationError(
+                f"annotator {a.annotator}: {pair}, dialogue {side}, has no turn {n} of the tutor: was a column sorted or filled "
+                "down by itself?"
+            )
     results = [_one(a, sides) for a in annotations]
     return AnnotationReport(results, _means(results), _alphas(annotations, sides))
+
+
+def _key(file: Path) -> tuple[dict[str, dict[Side, Setting]], set[tuple[str, Side, int]]]:
+    """(which side is which arm, the turns that were shown). Raises :class:`AnnotationError`."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        sides = {
+            pair: {"A": _SETTINGS[held["A"]], "B": _SETTINGS[held["B"]]}
+            for pair, held in data["sides"].items()
+        }
+        asked = {(p, _as_side(s), int(n)) for p, held in data["turns"].items() for s in held for n in held[s]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AnnotationError(f"{file}: not the key of an export ({error!r})") from error
+    return sides, asked  # type: ignore[return-value]
 
 
 def _one(a: Annotation, sides: Mapping[str, Mapping[Side, Setting]]) -> AnnotatorResult:

@@ -21,7 +21,7 @@ from maieutic.evaluation.tutor_arm import open_arm
 from maieutic.latent.tasks import bounded
 from maieutic.problems.loaders import read_pairs
 from maieutic.problems.schema import ProblemPair
-from maieutic.problems.splits import split_pairs
+from maieutic.problems.splits import drop_overlap, split_pairs
 from maieutic.reat.config import ReatRecipe, RunProblems
 from maieutic.reat.connect import Connected, connect_roles
 from maieutic.reat.distil_config import LOOPBACK, DistilSection, OcmRole, OcmRoles
@@ -61,7 +61,7 @@ def load_problem_sets(recipe: ReatRecipe) -> ProblemSets:
         test = read_pairs(
             spec.test_source, split=spec.test_split, config=spec.config, offline=recipe.offline
         )[:held]
-        train = every
+        train, _ = drop_overlap(every, test)
     need = spec.batches * spec.batch_size if recipe.grow else 0
     for what, pairs, size in (("batches", train, need), ("held-out splits", test, held)):
         if len(pairs) < size:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,31 @@ def export_file(database: Database, file: Path) -> int:
     finally:
         scratch.unlink(missing_ok=True)
     return len(rows)
+
+
+def copy_repository(source: Path, target: Path) -> None:
+    """A copy of a repository as of now, all or nothing; somebody may be writing to it meanwhile.
+
+    Raises :class:`RepositoryError` where there is no repository in ``source``, something in ``target``, or no space for it.
+    """
+    if target.exists():
+        raise RepositoryError(f"{target} is there already: a copy needs a new folder")
+    scratch = target.with_name(f".{target.name}.part")
+    if scratch.exists():  # of a copy that was killed
+        shutil.rmtree(scratch)
+    database = Database(source, embedder=None, read_only=True)
+    try:
+        scratch.mkdir(parents=True)
+        database.copy_to(scratch)
+        for file in source.glob(
+            f"vectors-{database.uuid[:12]}.faiss"
+        ):  # a cache: it may lag behind or be missing
+            shutil.copyfile(file, scratch / file.name)
+        scratch.replace(target)
+    except OSError as error:
+        raise RepositoryError(f"{source} cannot be copied to {target}: {error.strerror or error}") from error
+    finally:
+        database.close()
 
 
 def import_file(repository: Repository, file: Path) -> Imported:

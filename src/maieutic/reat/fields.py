@@ -91,4 +91,6 @@ def load_fields(env: str) -> Fields:
             text, **{"experience": "", "provenance": "", name: "x"}
         ):
             raise RecipeError(f"{path}: placeholder {{{name}}} is missing")
+    if text.startswith("{"):
+        raise RecipeError(f"{path}: it must begin with words of its own: by them the fields are found again")
     return Fields(text)

@@ -21,12 +21,12 @@ from typing import Any, Literal
 
 from maieutic import yaml12
 from maieutic.config import EnvSpec, RewardSpec
-from maieutic.dialogue import BLANK, Dialogue, Turn
+from maieutic.dialogue import BLANK, Dialogue, EndReason, Turn
 from maieutic.env.base import Episode, Judge, Phase, RewardBreakdown, Student, StudentFailed, Tutor
 from maieutic.env.play import RUN_ERRORS, Environment, Excluded, GraderLike, Tested, with_cause
 from maieutic.env.prompts import EnvTemplates, fill
 from maieutic.env.tutorrl import TakesPersona
-from maieutic.errors import EngineError, EngineMismatchError, RecipeError, RunStop
+from maieutic.errors import RecipeError
 from maieutic.problems.schema import ProblemPair
 from maieutic.resources import find_env
 from maieutic.seeds import BITS, derive
@@ -275,32 +275,13 @@ class PersonaEnvironment(Environment):
         persona = student.persona if isinstance(student, _Opening) else None
         if persona is not None:
             dialogue.turns[:] = [await self._opening(student, persona, dialogue, seed=seed)]
-        spoken = 0
-        while len(dialogue.turns) < self.env.max_turns:
-            n = len(dialogue.turns)
-            try:
-                turn = await tutor.reply(dialogue, seed=derive(seed, "turn", n))
-            except (RunStop, EngineMismatchError):
-                raise
-            except EngineError as error:
-                dialogue.end = "tutor_failed"
-                raise Excluded("tutor_failed", str(error)) from error
-            if turn is None:
-                dialogue.end = "context_limit"
-                return
-            dialogue.add(turn)
-            if turn.end_token and spoken >= self.env.end_after:
-                dialogue.end = "end_token"
-                return
-            spoken += 1
-            if len(dialogue.turns) >= self.env.max_turns:
-                break
-            reply, signalled = await self._say(student, dialogue, seed=derive(seed, "turn", n + 1))
-            dialogue.add(reply)
-            if signalled and spoken >= self.signal_after:
-                dialogue.end = "solved"
-                return
-        dialogue.end = "max_turns"
+
+        async def signalled(dialogue: Dialogue) -> EndReason | None:
+            turn, there = self._without_signal(dialogue.turns[-1])
+            dialogue.turns[-1] = turn
+            return "solved" if there and len(dialogue.by("tutor")) >= self.signal_after else None
+
+        await self.alternate(tutor, student, dialogue, seed=seed, until=signalled)
 
     async def _opening(self, student: Student, persona: Persona, dialogue: Dialogue, *, seed: int) -> Turn:
         """The forced first turn: an answer to a request that only the student sees."""
@@ -308,22 +289,18 @@ class PersonaEnvironment(Environment):
             "tutor", fill(self._first, trigger=persona.trigger, problem=dialogue.problem), scripted=True
         )
         asked = Dialogue(f"{dialogue.id}:opening", dialogue.problem, turns=[request])
-        turn, _ = await self._say(student, asked, seed=derive(seed, "opening"), whole=dialogue)
-        return turn
-
-    async def _say(
-        self, student: Student, dialogue: Dialogue, *, seed: int, whole: Dialogue | None = None
-    ) -> tuple[Turn, bool]:
-        """The student's next turn without the signal, and whether it was there."""
         try:
-            turn = await student.reply(dialogue, seed=seed)
+            turn = await student.reply(asked, seed=derive(seed, "opening"))
         except StudentFailed as error:
-            (whole or dialogue).end = "student_failed"
+            dialogue.end = "student_failed"
             raise Excluded("student_failed", with_cause(error)) from error
+        return self._without_signal(turn)[0]
+
+    def _without_signal(self, turn: Turn) -> tuple[Turn, bool]:
+        """A student's turn without the signal, and whether it was there."""
         if self.signal not in turn.visible:
             return turn, False
-        text = turn.visible.replace(self.signal, " ").strip() or BLANK
-        return replace(turn, visible=text), True
+        return replace(turn, visible=turn.visible.replace(self.signal, " ").strip() or BLANK), True
 
 
 class _Opening:

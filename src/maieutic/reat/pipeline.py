@@ -24,6 +24,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from maieutic.env.base import Episode
 from maieutic.errors import RecipeError, RunFolderError
 from maieutic.evaluation.config import ArmSpec
@@ -34,6 +36,7 @@ from maieutic.reat.classroom import Played, ReatClassroom, load_problem_sets
 from maieutic.reat.config import ABLATIONS, OWN_REPOSITORY, PROMPT_ONLY, REAT, ReatRecipe, dump_reat_recipe
 from maieutic.reat.distil import distil
 from maieutic.reat.distil_config import DistilSection, OcmRoles
+from maieutic.reat.exchange import copy_repository
 from maieutic.reat.repository import Repository, RepositorySettings
 from maieutic.reat.scored import read_scores, scores_file
 from maieutic.reat.scoring import DialogueScore, feed_back, score_dialogue
@@ -66,26 +69,34 @@ class ReatPipeline:
         if until not in STAGES:
             raise RecipeError(f"no stage {until!r}: there are {', '.join(STAGES)}")
         self._claim_folder()
-        for stage in STAGES[: STAGES.index(until) + 1]:
-            if self._marker(stage).exists():
-                self.say(f"{stage}: done before")
-                continue
-            started = time.perf_counter()
-            result = asyncio.run(getattr(self, f"_{stage}")())
-            seconds = time.perf_counter() - started
-            self._note(stage, {"seconds": round(seconds, 3), **(result or {})})
-            self.say(f"{stage}: {seconds:.1f} s")
+        try:
+            with FileLock(self.run / ".lock", timeout=0):
+                for stage in STAGES[: STAGES.index(until) + 1]:
+                    self._stage(stage)
+        except Timeout:
+            raise RunFolderError(f"{self.run}: another process is at work on this run") from None
         return self.run
+
+    def _stage(self, stage: str) -> None:
+        if self._marker(stage).exists():
+            self.say(f"{stage}: done before")
+            return
+        started = time.perf_counter()
+        result = asyncio.run(getattr(self, f"_{stage}")())
+        seconds = time.perf_counter() - started
+        self._note(stage, {"seconds": round(seconds, 3), **(result or {})})
+        self.say(f"{stage}: {seconds:.1f} s")
 
     def _claim_folder(self) -> None:
         text, path = dump_reat_recipe(self.recipe), self.run / "recipe.yaml"
         try:
             (self.run / "stages").mkdir(parents=True, exist_ok=True)
-            if path.exists() and path.read_text(encoding="utf-8") != text:
+            if not path.exists():
+                write_page(path, text)
+            elif path.read_text(encoding="utf-8") != text:
                 raise RunFolderError(
                     f"{self.run} holds a run of another recipe ({path} differs): give the run another name, or remove the folder"
                 )
-            path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise RunFolderError(f"{self.run}: cannot be written: {error.strerror}") from error
 
@@ -130,9 +141,10 @@ class ReatPipeline:
             return found
         label = f"{where}-{step}" if where == "grow" else where
         played: Played = await room.play(label, arm, pairs, step=step, **how)
-        TranscriptWriter(self.folder(where, arm), arm=arm).write("eval", step, played.episodes)
         notes = {"latency": latency(played.rounds), "counts": played.counts}
+        # The notes first: whole transcripts are the sign that nothing of this is left to do.
         write_json(self.folder(where, arm) / f"tutor-{step}.json", notes)
+        TranscriptWriter(self.folder(where, arm), arm=arm).write("eval", step, played.episodes)
         solved = sum(e.dialogue.end == "solved" for e in played.episodes)
         self.say(f"  {label} {arm}: {solved} of {len(played.episodes)} ended as understood")
         return played.episodes
@@ -182,7 +194,7 @@ class ReatPipeline:
     async def _grow(self) -> dict[str, Any]:
         recipe = self.recipe
         if recipe.start_from is not None and not self.repository_folder.exists():
-            shutil.copytree(recipe.start_from, self.repository_folder)
+            copy_repository(Path(recipe.start_from), self.repository_folder)
         if not recipe.grow:
             return {"batches": []}
         notes: list[dict[str, Any]] = []

@@ -14,6 +14,7 @@ This module knows nothing of thresholds, embeddings or FAISS.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import threading
@@ -24,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
+from urllib.parse import quote
 
 from filelock import FileLock
 
@@ -147,7 +149,7 @@ class Database:
                 raise RepositoryError(f"there is no experience repository in {folder} ({FILE} is missing)")
             folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
-        self._db = sqlite3.connect(file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        self._db = self._connect(file)
         try:
             if embedder is not None and not read_only and self._pragma("user_version") == 0:
                 with FileLock(folder / ".create.lock"):  # two processes may make it at once: one does
@@ -164,6 +166,30 @@ class Database:
         except BaseException:
             self._db.close()
             raise
+
+    def _connect(self, file: Path) -> sqlite3.Connection:
+        name, log = str(file), file.with_name(f"{FILE}-wal")
+        if self.read_only and not os.access(self.folder, os.W_OK):
+            # SQLite's readers share memory in a file beside the database, and cannot make it here. Nobody writes here either.
+            if log.exists() and log.stat().st_size:
+                raise RepositoryError(
+                    f"{self.folder} cannot be written and holds writes that are not folded in yet ({log.name}): open it once "
+                    "where it can be written, or copy it"
+                )
+            name = f"file:{quote(str(file.absolute()))}?immutable=1"
+        return sqlite3.connect(
+            name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=name != str(file)
+        )
+
+    def copy_to(self, folder: Path) -> None:
+        """The tables as of now, as a database of the same identity in an empty folder."""
+        with self._lock, self._told():
+            copy = sqlite3.connect(folder / FILE)
+            try:
+                self._db.backup(copy)
+                copy.execute("PRAGMA journal_mode = WAL")
+            finally:
+                copy.close()
 
     def _pragma(self, name: str) -> int:
         return int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
@@ -248,7 +274,7 @@ class Database:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """SQLite's faults (a full disk, damage) as :class:`RepositoryError`; what a constraint refuses stays a fault of the code."""
+        """SQLite's faults (a full disk, damage) as :class:`RepositoryError`; what a constraint refuses stays the code's."""
         try:
             yield
         except sqlite3.IntegrityError:

@@ -1,0 +1,98 @@
+"""The annotation form in a real headless Chromium: hostile text stays text, and what is filled in is what the import reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from browser import Browser, find_chromium
+from maieutic.reat.annotation import export_pairs, read_annotation
+from maieutic.reat.annotation_statistics import summarise
+from test_reat_annotation import episode, score
+
+CHROMIUM = find_chromium()
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(
+        CHROMIUM is None,
+        reason="NO BROWSER: the form is not tested; install Debian's chromium or set MAIEUTIC_CHROMIUM",
+    ),
+]
+EVIL = (
+    "</script><script>window.ran=1</script><img src=x onerror='window.ran=1'><!-- <b>bold</b> {{7*7}} &lt;i&gt; "
+    "\u202e\u0000 javascript:window.ran=1 '\"`${window.ran=1}"
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    assert CHROMIUM is not None
+    browser = Browser(CHROMIUM, tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+CHOOSE = """((label, at, value) => {
+  const l = [...document.querySelectorAll('label')].filter((x) => x.firstChild.textContent.trim() === label)[at];
+  const s = l.querySelector('select'); s.value = value; s.dispatchEvent(new Event('change')); return s.value; })"""
+SAVED = """(async () => { let blob; const make = URL.createObjectURL;
+  URL.createObjectURL = (b) => { blob = b; return 'about:blank#saved'; };
+  HTMLAnchorElement.prototype.click = function () { window.savedAs = this.download; };
+  document.getElementById('save').click(); URL.createObjectURL = make; return await blob.text(); })()"""
+
+
+def test_load_fill_save_import(browser: Browser, tmp_path: Path) -> None:
+    base, reat = (
+        [episode("base", n, said=EVIL) for n in range(2)],
+        [episode("reat", n, said=EVIL) for n in range(2)],
+    )
+    export_pairs(tmp_path, base, reat, [score(e) for e in base], [score(e) for e in reat])
+    page = tmp_path / "form.html"
+    browser.open(page)
+    assert (
+        browser.js("window.ran ?? null") is None
+        and browser.js("document.querySelectorAll('img,b b,i').length") == 0
+    )
+    told = browser.js("[...document.querySelectorAll('pre.tutor')].map((x) => x.textContent)")
+    assert len(told) == 4 and all(t.startswith(EVIL) for t in told)
+    shown = "document.getElementById('root').textContent"
+    assert "Inferred states" not in browser.js(shown) and "Automatic scores of" not in browser.js(shown)
+
+    def choose(label: str, value: str, at: int = 0) -> None:
+        assert browser.js(f"{CHOOSE}({json.dumps(label)}, {at}, {json.dumps(value)})") == value
+
+    for turn in range(4):
+        for n, dimension in enumerate(("scaffolding", "attribution", "empathy", "focus")):
+            choose(dimension, str((turn + n) % 5), turn)
+        choose("adaptation", "NA" if turn % 2 == 0 else "3", turn)
+    choose("Which dialogue is more expert-like?", "B")
+    assert browser.js(shown).count("Inferred states") == 1
+    choose("Are the automatic scores reasonable?", "uncertain")
+    choose("Are the inferred states plausible?", "basically")
+    browser.js("document.getElementById('next').click()")
+    assert browser.js("document.getElementById('where').textContent") == "p002 (2 of 2)"
+    browser.open(page)  # what was filled in is kept
+    browser.js(
+        "(() => { const w = document.getElementById('name'); w.value = '../a b'; w.dispatchEvent(new Event('change')); })()"
+    )
+    text = browser.js(SAVED)
+    assert browser.js("window.savedAs") == "annotation-_a_b.json"
+    (tmp_path / "annotation-a.json").write_text(text, encoding="utf-8")
+    found = read_annotation(tmp_path / "annotation-a.json")
+    assert len(found.turns) == 4 and found.judgements == {
+        "p001": {"preference": "B", "llm_score": "uncertain", "state": "basically"}
+    }
+    first = found.turns["p001", "A", 1]
+    assert first.model_dump() == {
+        "scaffolding": 0,
+        "attribution": 1,
+        "empathy": 2,
+        "focus": 3,
+        "adaptation": None,
+    }
+    assert found.turns["p001", "B", 3].adaptation == 3 and found.turns["p001", "B", 1].scaffolding == 2
+    assert summarise(tmp_path / "key.json", [found]).annotators[0].turns == 4
+    assert browser.errors == [] and {r.split("#")[0] for r in browser.requests} == {page.resolve().as_uri()}
