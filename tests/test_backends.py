@@ -117,6 +117,8 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         jobs.add(f"one-{mode}", None, mode)
         for backend in BACKENDS:
             jobs.add(f"{backend}-{mode}", backend, mode)
+    nothing = {"reward": {"kind": "training_parts:constant"}, "algorithm.kl_beta": 0.0}
+    jobs.add("zero3-flat", "zero3", "lora", changes=nothing)
     for mode in MODES:
         for backend in BACKENDS:
             jobs.add(f"{backend}-{mode}-again", backend, mode, resume_from=f"{backend}-{mode}")
@@ -214,6 +216,16 @@ def assert_equal(a: Any, b: Any) -> None:
             assert_equal(x, y)
     else:
         assert a == b
+
+
+@with_marks
+def test_deepspeed_takes_no_step_for_advantages_of_zero(matrix: Jobs) -> None:
+    """Its step cannot be looked at first, and would replay momentum."""
+    run = matrix.run("zero3-flat")
+    rows = parts.metrics_of(run)
+    assert [(r["train/updates"], r["train/grad_norm"]) for r in rows] == [(0.0, 0.0)] * STEPS
+    first, last = (load_weights(run / "checkpoints" / f"step-{n:06d}" / "model") for n in (1, STEPS))
+    assert_equal(first, last)
 
 
 @with_marks
