@@ -28,6 +28,8 @@ from maieutic.training.transcript_views import TranscriptTables
 log = logging.getLogger(__name__)
 
 STEP = "train/step"
+# Also what may change on resume: the run stays in its group.
+_NOT_EXPERIMENT = (*NOT_SCIENCE, "arm", "seed", "spending_limit_usd", "eval", "training.max_steps")
 _SECRET = re.compile(
     r"(api_?key|secret|password|passwd|credential|authorization|bearer|(hf|access|auth)_token)", re.I
 )
@@ -150,6 +152,7 @@ class Trackers:
             for tracker in self._accelerator.trackers:
                 if tracker.name == "wandb":
                     tracker.run.finish(exit_code=exit_code)
+                    _wait_for_wandb()
                 else:
                     tracker.finish()
         finally:
@@ -189,7 +192,7 @@ def wandb_settings(recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
         "mode": "offline" if offline else "online",
         "resume": None if offline else "allow",  # an offline run cannot ask the server what it has
         # Seeds of one experiment belong together; arms of a comparison do where the recipes name a group.
-        "group": spec.group or f"{recipe.arm}-{recipe_hash(recipe, (*NOT_SCIENCE, 'seed'))[:8]}",
+        "group": spec.group or f"{recipe.arm}-{recipe_hash(recipe, _NOT_EXPERIMENT)[:8]}",
         "tags": [*spec.tags, recipe.arm],
         "save_code": False,
         "settings": wandb.Settings(console="off", silent=not os.isatty(2)),
@@ -201,10 +204,22 @@ def public_config(recipe: Recipe) -> dict[str, Any]:
 
     def scrub(value: Any) -> Any:
         if isinstance(value, dict):
-            return {k: "(removed)" if _SECRET.search(str(k)) else scrub(v) for k, v in value.items()}
+            return {
+                # the name of a variable is no secret
+                k: "(removed)" if _SECRET.search(str(k)) and k != "api_key_env" else scrub(v)
+                for k, v in value.items()
+            }
         return [scrub(v) for v in value] if isinstance(value, list) else value
 
     return scrub(recipe.model_dump(mode="json"))
+
+
+def _wait_for_wandb() -> None:
+    """W&B's own process writes the run's file, and may still do so when ``finish`` returns: a process that leaves at once
+    (ranks do, with ``os._exit``) would lose the last rows."""
+    import wandb
+
+    wandb.teardown()
 
 
 def _require(package: str) -> None:
