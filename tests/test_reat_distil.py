@@ -16,14 +16,16 @@ from typing import Any
 import pytest
 import yaml
 from aiohttp import web
+from typer.testing import CliRunner
 
 from loopback import Loopback
+from maieutic.cli import app
 from maieutic.engines.usage import Ledger, Price
 from maieutic.errors import EngineDownError, RecipeError, TranscriptError
 from maieutic.reat.connect import connect_roles
 from maieutic.reat.distil import DistilReport, distil
 from maieutic.reat.distil_config import DistilRecipe, DistilSection, load_distil_recipe
-from maieutic.reat.embeddings import HashingEmbedder
+from maieutic.reat.embeddings import PAPER_MODEL, HashingEmbedder
 from maieutic.reat.leaks import find_leaks, surface
 from maieutic.reat.repository import Repository
 from maieutic.reat.rule_roles import Faults, RuleRoles
@@ -508,3 +510,22 @@ def test_the_command_distils_into_a_repository(run: Path, tmp_path: Path) -> Non
     assert (
         bad.returncode == 2 and "override 'distil.gamma=high'" in bad.stderr and "Traceback" not in bad.stderr
     )
+
+
+def test_the_shipped_recipe_distils_into_a_repository_that_is_not_doubled(run: Path, tmp_path: Path) -> None:
+    written = load_distil_recipe("reat/distil")
+    assert written.roles.rewriter is not None and written.roles.rewriter.model == "gpt-5-mini"
+    assert all(r.sampling.temperature == 0 for r in written.roles.given) and written.distil.rounds == 3
+    assert written.embedder == PAPER_MODEL
+    sizes = []
+    for out in ("one", "two"):
+        given = ["reat", "distil", str(run), "--recipe", "reat/distil-cpu", "--out", str(tmp_path / out)]
+        result = CliRunner().invoke(app, [*given, "--repository", str(tmp_path / "repository"), "--json"])
+        assert result.exit_code == 0, result.output
+        with Repository.open(tmp_path / "repository", read_only=True) as repository:
+            repository.verify()
+            sizes.append([(e.id, e.utility, e.uses) for e in repository.experiences(every=True)])
+    assert sizes[0] and sizes[0] == sizes[1]
+    assert (tmp_path / "one" / "experiences.jsonl").read_bytes() == (
+        tmp_path / "two" / "experiences.jsonl"
+    ).read_bytes()
