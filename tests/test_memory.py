@@ -100,7 +100,12 @@ def test_checkpointing_and_packing_show_in_the_estimate() -> None:
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248), ("Qwen/Qwen3-14B", 14_768_307_200)],
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248),
+        ("Qwen/Qwen3-14B", 14_768_307_200),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+        ("Qwen/Qwen2.5-14B-Instruct", 14_770_033_664),
+    ],
 )
 def test_shapes_that_come_with_the_package_have_the_published_size(name: str, parameters: int) -> None:
     known = known_config(name)
@@ -114,8 +119,8 @@ def test_shapes_are_as_large_as_their_names_say(name: str) -> None:
     assert known is not None
     size = size_of(name, known[0])
     billions = float(name.rsplit("-", 2 if name.endswith("Instruct") else 1)[1].removesuffix("B"))
-    assert size.parameters == pytest.approx(billions * 1e9, rel=0.07)
-    assert size.packs == (name in ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-14B"))
+    assert size.parameters == pytest.approx(billions * 1e9, rel=0.09)
+    assert size.packs == (name.split("-")[0] not in ("Qwen/Qwen3.5", "Qwen/Qwen3.6", "Qwen/Qwen3.8"))
     assert known_config("no/model") is None
 
 

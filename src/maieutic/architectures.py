@@ -38,6 +38,21 @@ _HYBRID_27B: dict[str, Any] = _HYBRID | {
     "tie_word_embeddings": False,
 }
 
+
+def _qwen2(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
+    return {
+        "vocab_size": 152_064,
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 32_768,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+
+
 SHAPES: dict[str, Shape] = {
     "meta-llama/Llama-3.1-8B-Instruct": Shape(
         "llama",
@@ -53,6 +68,8 @@ SHAPES: dict[str, Shape] = {
             "dtype": "bfloat16",
         },
     ),
+    "Qwen/Qwen2.5-7B-Instruct": Shape("qwen2", _qwen2(3_584, 18_944, 28, 28, 4)),
+    "Qwen/Qwen2.5-14B-Instruct": Shape("qwen2", _qwen2(5_120, 13_824, 48, 40, 8)),
     "Qwen/Qwen3-14B": Shape(
         "qwen3",
         {
