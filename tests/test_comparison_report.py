@@ -288,8 +288,11 @@ def test_folders_and_names_that_do_not_fit(tmp_path):
         compare_arms(load_arms([base]), "basis")
 
 
-def test_arms_with_other_problems_are_said_to_have_them(tmp_path):
-    c = compare_arms(load_arms([run(tmp_path, "base", many()), run(tmp_path, "x", many(n=10))]))
+def test_arms_with_other_problems_are_refused_or_said_to_have_them(tmp_path):
+    arms = load_arms([run(tmp_path, "base", many()), run(tmp_path, "x", many(n=10))])
+    with pytest.raises(ComparisonError, match=r"base 12, x 10; 10 in all.*--allow-different"):
+        compare_arms(arms)
+    c = compare_arms(arms, allow_different=True)
     assert "Not all arms have the same problems (base 12, x 10; 10 in all)" in c.notices[0]
     assert {t.difference.pairs for t in c.tested} == {10}
 

@@ -329,7 +329,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             where = f"{path}, line {number}"
             try:
                 data = json.loads(raw)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise TranscriptError(f"{where}: not a line of JSON ({error})") from error
             if not isinstance(data, dict) or data.get("schema") != SCHEMA:
                 version = data.get("schema") if isinstance(data, dict) else None

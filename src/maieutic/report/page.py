@@ -13,13 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from maieutic.errors import RunFolderError
+from maieutic.shown import named_controls
 
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
-# Controls (but not tab and line feed), bidirectional and other invisible format characters, lone surrogates.
-_CONTROLS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2064\u2066-\u2069\ufeff\ud800-\udfff"
-    "\U000e0000-\U000e007f]"
-)
 
 
 def asset(*names: str) -> str:
@@ -51,8 +47,7 @@ def embed_json(data: Any) -> str:
 
 def esc(text: object) -> str:
     """Text for HTML content and attributes; characters that would not be seen are named by their code, ``[U+202E]``."""
-    visible = _CONTROLS.sub(lambda m: f"[U+{ord(m[0]):04X}]", str(text).replace("\r\n", "\n"))
-    return html.escape(visible, quote=True)
+    return html.escape(named_controls(text), quote=True)
 
 
 def write_page(path: Path, text: str) -> Path:

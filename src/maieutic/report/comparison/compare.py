@@ -22,6 +22,7 @@ from maieutic.evaluation.statistics import (
 )
 from maieutic.report.comparison.load import Arm, ComparisonError, Evaluated
 from maieutic.report.comparison.samples import MEASURES
+from maieutic.report.summary import Line, counted
 
 FLAG_LIMIT = 0.15
 """Above this share of empty turns (∗) or truncated dialogues (†) the environment's numbers are unreliable (paper, Table 1)."""
@@ -100,7 +101,8 @@ def compare_arms(
         raise ComparisonError(f"no arm is called {base!r}; there are {', '.join(names)}")
     by_name = {a.name: a for a in arms}
     notices = _equal_terms(arms, by_name[base], allow_solution, allow_different)
-    notices += _same_problems(arms)
+    notices += _same_problems(arms, allow_different)
+    notices += _without_number(arms)
     base_moves = _moves(by_name[base])
     rows = [_row(a, base_moves) for a in arms]
     means = {m: {a.name: _per_problem(a, m) for a in arms} for m in DIFFERENCES}
@@ -164,7 +166,53 @@ def _differing(a: Any, b: Any, prefix: str = "") -> list[str]:
     return [] if a == b else [prefix[:-1]]
 
 
-def _same_problems(arms: Sequence[Arm]) -> list[str]:
+def _same_problems(arms: Sequence[Arm], allow_different: bool) -> list[str]:
+    """Every arm has the same problems, and a problem is the same in all of them: text, answers and the students' cold rates."""
+    found = []
+    seen: dict[Hashable, Any] = {}
+    other: dict[str, None] = {}
+    for s in (s for a in arms for s in a.samples):
+        for key, value in _what(s.line):
+            if seen.setdefault(key, value) != value:
+                other[s.problem] = None
+    if other:
+        named = ", ".join(list(other)[:3]) + (" …" if len(other) > 3 else "")
+        found.append(
+            f"{len(other)} problems of one id differ between runs in text, answer or the student's cold rate ({named})."
+        )
+    found += _missing_problems(arms)
+    if found and not allow_different:
+        raise ComparisonError(
+            f"{' '.join(found)} Evaluate all arms on the same problems; --allow-different compares them all the same"
+        )
+    return found
+
+
+def _what(line: Line) -> list[tuple[Hashable, Any]]:
+    """(what, value) that must be equal wherever this problem is played."""
+    pair, test = line["pair"], line["post_test"]
+    texts = [(p["text"], p["answer"]) if p else None for p in (pair["source"], pair["transfer"])]
+    out: list[tuple[Hashable, Any]] = [((pair["id"], "text"), texts)]
+    if test and line.get("pre") is not None:
+        out.append(((pair["id"], "pre", line["student"], test["problem"]), line["pre"]))
+    return out
+
+
+def _without_number(arms: Sequence[Arm]) -> list[str]:
+    """Dialogues that count and have no gain or reward (not tested, or not a number), where others of the arm have one."""
+    out = []
+    for arm in arms:
+        counting = [s for s in arm.samples if counted(s.line)]
+        for measure in ("transfer_gain", "same_gain", "reward"):
+            without = sum(s.values[measure] is None for s in counting)
+            if 0 < without < len(counting):
+                out.append(
+                    f"{arm.name}: {without} of {len(counting)} dialogues that count have no {measure}: they are in no mean of it."
+                )
+    return out
+
+
+def _missing_problems(arms: Sequence[Arm]) -> list[str]:
     sets = {a.name: {s.problem for s in a.samples} for a in arms}
     first = next(iter(sets.values()))
     odd = [name for name, problems in sets.items() if problems != first]

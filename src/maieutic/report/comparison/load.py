@@ -7,7 +7,8 @@ sweep`` wrote, or a folder of ``maieutic evaluate`` with ``environment.json``.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,23 +69,38 @@ class Arm:
 
 
 def load_arms(folders: Sequence[Path], *, step: int | None = None) -> list[Arm]:
-    """Arms in the order in which they first occur; runs of one arm are its seeds.
+    """Arms in the order in which they first occur; runs of one arm are its seeds (of one seed: arms named by their folders).
 
     ``step``: the evaluation after this step instead of the last one. Raises :class:`ComparisonError` for a folder without an
     evaluation, and when the same folder is named twice.
     """
     if len({Path(f).resolve() for f in folders}) < len(folders):
         raise ComparisonError("a folder is named twice: its dialogues would count twice")
+    runs = [load_evaluated(Path(folder), step) for folder in folders]
     arms: dict[str, Arm] = {}
-    for folder in folders:
-        run = load_evaluated(Path(folder), step)
-        arms.setdefault(run.arm, Arm(run.arm, [])).runs.append(run)
+    for run, name in zip(runs, _names(runs), strict=True):
+        arms.setdefault(name, Arm(name, [])).runs.append(run)
     for arm in arms.values():
         if len({run.sees_solution for run in arm.runs}) > 1:
             raise ComparisonError(
                 f"arm {arm.name}: its tutor sees the solution in some runs and not in others"
             )
     return list(arms.values())
+
+
+def _names(runs: Sequence[Evaluated]) -> list[str]:
+    """The arm of each run. Two runs of one name and seed are no two seeds of it: their folders tell such arms apart."""
+    taken = Counter((run.arm, run.seed) for run in runs)
+    torn = {arm for (arm, _), n in taken.items() if n > 1}
+    resolved = [run.path.resolve().parts for run in runs]
+    # As many of the last folders as it takes to tell all of them apart.
+    depth = next(
+        (d for d in range(1, max(map(len, resolved)) + 1) if len({p[-d:] for p in resolved}) == len(runs)), 1
+    )
+    return [
+        f"{run.arm} ({'/'.join(parts[-depth:])})" if run.arm in torn else run.arm
+        for run, parts in zip(runs, resolved, strict=True)
+    ]
 
 
 def load_evaluated(folder: Path, step: int | None = None) -> Evaluated:
@@ -114,6 +130,7 @@ def load_evaluated(folder: Path, step: int | None = None) -> Evaluated:
         data.get("reward") or {},
         str(folder),
     )
+    samples = _samples(lines, settings["students"], folder)
     trained = Path(card["trained"]) if card.get("trained") else None
     if trained is not None and not trained.is_absolute():
         trained = folder / trained
@@ -122,10 +139,10 @@ def load_evaluated(folder: Path, step: int | None = None) -> Evaluated:
         arm=str(card.get("arm") or data.get("arm") or folder.name),
         seed=card.get("seed", data.get("seed")),
         step=at,
-        sees_solution=_sees(bool(settings["env"]["tutor_sees_solution"]), lines, folder),
+        sees_solution=_sees(bool(settings["env"]["tutor_sees_solution"]), samples, folder),
         tutor_prompt=prompt,
         settings=settings,
-        samples=_samples(lines, settings["students"]),
+        samples=samples,
         trained=_run(trained) if trained is not None else None if card else _run(folder),
         card=card,
     )
@@ -138,28 +155,39 @@ def _from_suite(folder: Path) -> Evaluated:
     lines = [{**s["episode"], "extra_tests": s.get("extra_tests") or {}} for s in data["samples"]]
     s = data["settings"]
     settings, prompt = _settings(s["env"], s["students"], s["gates"], s["reward"], str(folder))
+    samples = _samples(lines, settings["students"], folder)
     return Evaluated(
         path=folder,
         arm=str(data["arm"]) if prompt == "environment" else f"{data['arm']} ({prompt})",
         seed=s.get("seed"),
         step=None,
-        sees_solution=_sees(bool(settings["env"]["tutor_sees_solution"]), lines, folder),
+        sees_solution=_sees(bool(settings["env"]["tutor_sees_solution"]), samples, folder),
         tutor_prompt=prompt,
         settings=settings,
-        samples=_samples(lines, settings["students"]),
+        samples=samples,
         card={"costs": data.get("costs") or {}},
     )
 
 
-def _samples(lines: Iterable[Line], students: Sequence[dict[str, Any]]) -> list[Sample]:
+def _samples(lines: Sequence[Line], students: Sequence[dict[str, Any]], folder: Path) -> list[Sample]:
     models = {str(s["name"]): str(s["model"]) for s in students}
-    return [sample(line, models) for line in lines]
+    if not lines:
+        raise ComparisonError(f"{folder}: the evaluation holds no dialogue: there is nothing to compare")
+    out = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            out.append(sample(line, models))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ComparisonError(
+                f"{folder}: dialogue {number} ({line.get('id')}) is no episode ({error!r}): evaluate again, or mend the line"
+            ) from error
+    return out
 
 
-def _sees(told: bool, lines: Sequence[Line], folder: Path) -> bool:
-    """What the recipe says, held against the transcripts themselves."""
-    shown = [line["dialogue"]["solution"] is not None for line in lines]
-    if any(shown) != told and lines:
+def _sees(told: bool, samples: Sequence[Sample], folder: Path) -> bool:
+    """What the recipe says, held against every transcript."""
+    shown = [s.line["dialogue"]["solution"] is not None for s in samples]
+    if any(one != told for one in shown):
         raise ComparisonError(
             f"{folder}: the recipe says that the tutor {'sees' if told else 'does not see'} the solution, "
             f"{sum(shown)} of {len(shown)} transcripts show that it did"
@@ -183,7 +211,7 @@ def _settings(
             "judge": JudgeSpec.model_validate(_but_engine(judge)).model_dump(mode="json", exclude={"engine"}),
             "reward": RewardSpec.model_validate(reward).model_dump(mode="json"),
         }
-    except (ValidationError, TypeError) as error:
+    except (ValidationError, TypeError, AttributeError) as error:
         raise ComparisonError(f"{where}: its settings cannot be read: {error}") from error
     prompt = "environment"
     if full["kind"] == PROMPTED:
@@ -204,7 +232,10 @@ def _card(folder: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ComparisonError(f"{path}: cannot be read: {error}") from error
-    return data if isinstance(data, dict) else {}
+    numbers = ("seed", "train_seconds", "evaluation_seconds", "gpu_seconds")
+    if not isinstance(data, dict) or any(not isinstance(data.get(k), int | float | None) for k in numbers):
+        raise ComparisonError(f"{path}: not what `maieutic sweep` writes ({', '.join(numbers)} are numbers)")
+    return data
 
 
 def _run(folder: Path) -> RunData | None:

@@ -15,6 +15,7 @@ from maieutic.report.comparison.tables import Table, label, tables
 from maieutic.report.measures import measure
 from maieutic.report.page import asset, esc, fill, policy, write_page
 from maieutic.report.svg import Series, line_plot
+from maieutic.shown import markdown_text
 
 SCHEMA = 1
 _SLOTS = 4
@@ -79,16 +80,21 @@ def _finite(value: Any) -> Any:
 def markdown(c: Comparison, found: list[Table]) -> str:
     """Tables only: the figures are in the page."""
     lines = ["# Comparison", ""]
-    lines += [f"> {notice}" for notice in c.notices] + ([""] if c.notices else [])
+    lines += [f"> {markdown_text(notice)}" for notice in c.notices] + ([""] if c.notices else [])
     for table in found:
-        lines += [f"## {table.title}", "", _row(table.header), "|" + "---|" * len(table.header)]
+        lines += [
+            f"## {markdown_text(table.title)}",
+            "",
+            _row(table.header),
+            "|" + "---|" * len(table.header),
+        ]
         lines += [_row(cells) for cells in table.rows]
-        lines += ["", *(f"{note}\n" for note in table.notes)]
+        lines += ["", *(f"{markdown_text(note)}\n" for note in table.notes)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
+    return "| " + " | ".join(markdown_text(c) for c in cells) + " |"
 
 
 # ---- HTML ------------------------------------------------------------------------------------------------------------
