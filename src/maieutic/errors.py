@@ -54,6 +54,10 @@ class EngineError(MaieuticError):
     """An engine could not turn a prompt into tokens (after its own retries)."""
 
 
+class WeightPushError(EngineError):
+    """A server that is up did not take the policy's weights, or not in the time that it was given."""
+
+
 class EngineMismatchError(EngineError):
     """Engine and trainer disagree on log-probs or on the policy version beyond the stated tolerance."""
 

@@ -18,7 +18,9 @@ from maieutic.engines.base import ChatModel, Engine, Sampling
 from maieutic.engines.connect import connect_chat, connect_vllm
 from maieutic.engines.hf import HfEngine
 from maieutic.engines.local_chat import LocalChat
-from maieutic.engines.push import DiskPush
+from maieutic.engines.push import DiskPush, WeightPush
+from maieutic.engines.push_lora import LoraPush
+from maieutic.engines.push_nccl import NcclPush
 from maieutic.engines.usage import Ledger
 from maieutic.engines.vllm import VllmEngine
 from maieutic.env.base import Episode, Judge, Student
@@ -75,7 +77,7 @@ class Classroom:
     """Chat models of students and judge."""
     ledger: Ledger = field(default_factory=Ledger)
     """What all servers were asked and what it cost."""
-    pusher: DiskPush | None = None
+    pusher: WeightPush | None = None
     """Brings weights to the tutor's servers; None where the engine shares the trainer's model."""
     started: bool = False
 
@@ -140,6 +142,7 @@ class Classroom:
             report = self.pusher.report
             out["push/probe_gap"] = report.probe_gap
             out["push/megabytes"] = report.bytes / 1e6
+            out["push/servers_lost"] = float(report.lost)
             out["time/push"] = report.write_s + report.load_s + report.probe_s
         return out
 
@@ -235,19 +238,21 @@ def build_classroom(recipe: Recipe, policy: Policy) -> Classroom:
     )
 
 
-def _pusher(recipe: Recipe, policy: Policy, engine: VllmEngine, probe: Sequence[Sequence[int]]) -> DiskPush:
+def _pusher(recipe: Recipe, policy: Policy, engine: VllmEngine, probe: Sequence[Sequence[int]]) -> WeightPush:
     spec = recipe.tutor.engine
     folder = Path(spec.push_folder) if spec.push_folder else Path(recipe.output_dir) / recipe.name / "push"
-    return DiskPush(
-        policy.model,
-        engine,
-        folder,
-        probe=probe,
-        score=make_scorer(policy.model, recipe.training.logit_chunk),
-        tolerance=probe_tolerance(recipe, next(policy.model.parameters())),
-        timeout_s=spec.push_timeout_s,
-        patience_s=spec.http.outage_limit_s,
-    )
+    settings: dict[str, Any] = {
+        "probe": probe,
+        "score": make_scorer(policy.model, recipe.training.logit_chunk),
+        "tolerance": probe_tolerance(recipe, next(policy.model.parameters())),
+        "timeout_s": spec.push_timeout_s,
+        "patience_s": spec.http.outage_limit_s,
+    }
+    if spec.push == "lora":
+        return LoraPush(policy.model, engine, folder, **settings)
+    if spec.push == "nccl":
+        return NcclPush(policy.model, engine, model_waits=not recipe.training.staleness, **settings)
+    return DiskPush(policy.model, engine, folder, **settings)
 
 
 def build_students(recipe: Recipe, ledger: Ledger | None = None) -> list[Student]:

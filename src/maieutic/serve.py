@@ -32,6 +32,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """What ends a server in good order. SIGUSR1: of these, SLURM's ``srun`` passes it on to its step; at SIGTERM it kills the step."""
 _SLACK = 64
 """Tokens of context beyond what the recipe adds up to (templates, roles)."""
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM's ``--max-lora-rank`` takes."""
 _CPU_BATCH = 4_096
 """Tokens of one prefill batch on a CPU server."""
 
@@ -110,6 +112,13 @@ def plan(
         environment["VLLM_SERVER_DEV_MODE"] = (
             "1"  # /collective_rpc and /reset_prefix_cache: how weights are pushed
         )
+        if engine.push == "lora" and recipe.tutor.lora is not None:
+            # Two versions at once, while one takes the other's place.
+            command += ["--enable-lora", "--max-loras", "2"]
+            command += ["--max-lora-rank", str(_lora_rank(recipe.tutor.lora.r))]
+            environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+        elif engine.push == "nccl":
+            command += ["--weight-transfer-config", '{"backend": "nccl"}']
     if cpu if cpu is not None else python is not None:
         if dtype == "auto":
             command[command.index("--dtype") + 1] = "float32"  # what the trainer takes on a CPU too
@@ -120,6 +129,16 @@ def plan(
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", os.environ.get("VLLM_CPU_KVCACHE_SPACE", "2"))
     return ServePlan(
         role, model_dir, context, command + list(engine.serve_args) + list(extra or []), environment
+    )
+
+
+def _lora_rank(r: int) -> int:
+    """The smallest rank that vLLM makes room for and that an adapter of rank ``r`` fits into."""
+    for rank in _LORA_RANKS:
+        if rank >= r:
+            return rank
+    raise RecipeError(
+        f"tutor.lora.r is {r}: vLLM serves adapters up to rank {_LORA_RANKS[-1]}; take a smaller one, or push: disk"
     )
 
 

@@ -97,7 +97,9 @@ class HfEngine:
         self._refuse(prompt, sampling, n)
         future: asyncio.Future[list[Sample]] = asyncio.get_running_loop().create_future()
         stops = tuple(sorted(set(stop_ids)))
-        request = Request(list(prompt), sampling, seed, n, stops, session, self._policy_version, future)
+        # Many answers to one prompt end a dialogue: nothing grows from them.
+        kept = session if n == 1 else None
+        request = Request(list(prompt), sampling, seed, n, stops, kept, self._policy_version, future)
         (self._queue if n == 1 else self._wide).append(request)
         Scheduler.current().wake(self)
         return await future

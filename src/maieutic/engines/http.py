@@ -5,12 +5,16 @@ Ownership of time is here alone: an attempt has ``timeout_s``; a request has ``r
 request pauses instead (its retries are not spent); when nothing has answered for ``outage_limit_s``, the run stops with
 :class:`EngineDownError`, so that a dead server at night costs a pause and never a wrong score. ``deadline_s`` bounds all of it
 (a judge has one: its absence makes verdicts ``unknown`` and the run goes on).
+
+A server is *lost* while connections to it fail or it is silent for ``timeout_s``: its requests, and its dialogues with them, go on
+at the others (counted in ``usage/<role>/moved``), and it is asked again after a back-off.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import resource
 import time
@@ -30,8 +34,13 @@ TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 52
 MAX_BODY_BYTES = 64 * 2**20
 AFFINITY_SESSIONS = 65_536
 """Most dialogues whose server is remembered (least recently used go first)."""
+CONNECT_S = 10.0
+"""Most seconds for a connection to be accepted: a machine that is gone gives no refusal."""
 _SPARE_FILES = 64
 """File descriptors that are left to everything else (logs, weights, workers)."""
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,7 @@ class _Server:
     """Requests that hold or await a slot."""
     down_until: float = 0.0
     failures: int = 0
-    """Connection failures in a row."""
+    """Failed connections and silences in a row."""
     broken: bool = False
     """A connection failed or broke: what answers next at this address may be another process."""
     mending: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -85,6 +94,10 @@ class _Transient(Exception):
     def __init__(self, why: str, retry_after: float | None = None) -> None:
         super().__init__(why)
         self.retry_after = retry_after
+
+
+class _Silent(_Transient):
+    """Nothing came within the time of an attempt: busy, or gone."""
 
 
 class HttpPool:
@@ -154,16 +167,16 @@ class HttpPool:
                 _Unreachable,
                 aiohttp.ClientConnectorError,
             ) as e:  # nobody there: pause, the retries are for servers that answer
-                server.failures += 1
-                server.broken = True
-                wait = self._backoff(server.failures)
-                server.down_until = time.monotonic() + wait
+                wait = self._lost(server, f"{type(e).__name__}: {e}")
                 self._check_outage(server, f"{type(e).__name__}: {e}")
                 usage.retries += 1
                 if all(s.down_until > time.monotonic() for s in state.servers):
                     await asyncio.sleep(min(wait, 5.0))
                 continue
             except _Transient as e:
+                if isinstance(e, _Silent):
+                    # Each further try of it may cost as long again.
+                    self._lost(server, str(e), at_least=policy.timeout_s)
                 self._check_outage(server, str(e))
                 if spent >= policy.retries:
                     usage.failures += 1
@@ -179,6 +192,8 @@ class HttpPool:
                 raise
             finally:
                 server.load -= 1
+            if server.failures:
+                log.warning("%s: %s answers again", self.role, server.url)
             server.failures, server.down_until = 0, 0.0
             self._last_answer, self._failing_since = time.monotonic(), None
             return answer
@@ -191,8 +206,10 @@ class HttpPool:
                 state.session.post(where, data=payload) as r,
             ):
                 raw = await _read(r, where)
+        except aiohttp.ConnectionTimeoutError:
+            raise _Unreachable(f"no connection within {CONNECT_S:g} s") from None
         except TimeoutError:
-            raise _Transient(f"no answer within {self.policy.timeout_s:g} s") from None
+            raise _Silent(f"no answer within {self.policy.timeout_s:g} s") from None
         except aiohttp.ClientConnectorError:
             raise
         except aiohttp.ClientError as e:
@@ -281,7 +298,7 @@ class HttpPool:
             session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=slots * len(self.urls), keepalive_timeout=30),
                 headers={"Content-Type": "application/json", **self._headers},
-                timeout=aiohttp.ClientTimeout(total=None),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
                 trust_env=True,
             )
             state = _Loop(session, [_Server(u, asyncio.Semaphore(slots)) for u in self.urls])
@@ -298,12 +315,40 @@ class HttpPool:
         # A cached prefix is worth some waiting, not a queue of its own.
         busy = own is not None and state.servers[own].load > 2 * state.servers[least].load + 8
         if own is None or own not in up or busy:
+            if own is not None and own not in up:
+                self.ledger.usage(self.role).moved += 1
             own = least
         state.sessions[session] = own
         state.sessions.move_to_end(session)
         if len(state.sessions) > AFFINITY_SESSIONS:
             state.sessions.popitem(last=False)
         return state.servers[own]
+
+    def lose(self, url: str, why: str) -> None:
+        """Take a server out of service, as if a connection to it had failed: it is revived before it gets requests again."""
+        for server in self._state().servers:
+            if server.url == url:
+                self._lost(server, why)
+
+    def found(self, url: str) -> None:
+        """A server is in service (again), with nothing left to revive."""
+        for server in self._state().servers:
+            if server.url == url:
+                server.broken, server.failures, server.down_until = False, 0, 0.0
+
+    def in_service(self, url: str) -> bool:
+        """The server was not lost, or answers again (and was revived)."""
+        return not any(s.broken for s in self._state().servers if s.url == url)
+
+    def _lost(self, server: _Server, why: str, at_least: float = 0.0) -> float:
+        """Set a server aside; returns for how many seconds."""
+        if not server.failures:
+            log.warning("%s: %s is lost (%s)", self.role, server.url, why)
+        server.failures += 1
+        server.broken = True  # what answers next may have been started anew
+        wait = max(at_least, self._backoff(server.failures))
+        server.down_until = time.monotonic() + wait
+        return wait
 
     def _backoff(self, attempt: int) -> float:
         full = min(self.policy.backoff_max_s, self.policy.backoff_s * 2 ** min(attempt - 1, 16))

@@ -25,6 +25,8 @@ class Usage:
     retries: int = 0
     failures: int = 0
     """Requests that gave nothing after their retries."""
+    moved: int = 0
+    """Dialogues that went on at another server because theirs was lost."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0

@@ -35,7 +35,10 @@ class VllmEngine:
         start_timeout_s: float = 600.0,
     ) -> None:
         self.pool, self.price, self.model = pool, price or Price(), model
+        self.adapter: str | None = None
+        """Name of the adapter that requests are for; None: the model itself."""
         self._start_timeout_s = start_timeout_s
+        self._nameless: set[str] = set()
         self._version = 0
         self._context: int | None = None
 
@@ -113,7 +116,7 @@ class VllmEngine:
         answer = await self.pool.post(
             "/v1/completions",
             {
-                "model": self.model,
+                "model": self.adapter or self.model,
                 "prompt": list(prompt),
                 "n": n,
                 "max_tokens": sampling.max_tokens,
@@ -159,13 +162,16 @@ class VllmEngine:
             raise EngineError(f"{self.pool.role}: generation ended as {reason!r}")
         return Sample([int(i) for i in ids], [float(x) for x in lps], reason, version)
 
-    async def score_at(self, url: str, ids: Sequence[int]) -> list[float]:
-        """One server's log-probs (T = 1) of ``ids[1:]`` given their prefixes: what a probe compares. [len(ids) − 1] floats."""
+    async def score_at(self, url: str, ids: Sequence[int], *, model: str | None = None) -> list[float]:
+        """One server's log-probs (T = 1) of ``ids[1:]`` given their prefixes: what a probe compares. [len(ids) − 1] floats.
+
+        ``model``: an adapter by its name there (None: the model itself).
+        """
         answer = await self.pool.post_one(
             url,
             "/v1/completions",
             {
-                "model": self.model,
+                "model": model or self.model,
                 "prompt": list(ids),
                 "max_tokens": 1,
                 "temperature": 1.0,
@@ -178,6 +184,31 @@ class VllmEngine:
             return [float(row[str(i)]["logprob"]) for i, row in zip(ids[1:], rows[1:], strict=True)]
         except (KeyError, IndexError, TypeError, ValueError) as e:
             raise EngineError(f"{self.pool.role}: {url} gave no usable prompt_logprobs: {e!r}") from None
+
+    async def name_version(self, url: str, policy_version: int) -> None:
+        """Tell a server which version it holds, where it keeps such a name (vLLM does from 0.31 on; older ones are let be)."""
+        status, _ = await self.pool.get("/weight_info", url=url)
+        if status == 404:
+            self._nameless.add(url)
+            return
+        self._nameless.discard(url)
+        body = {"new_version": str(policy_version)}
+        await self.pool.post_one(url, "/update_weight_version", body, timeout_s=self.pool.policy.timeout_s)
+
+    async def held_version(self, url: str) -> str | None:
+        """The version that a server says it holds; None where it keeps no such name. EngineError when it does not answer."""
+        if url in self._nameless:
+            return None
+        status, raw = await self.pool.get("/weight_info", url=url)
+        if status == 404:
+            return None
+        try:
+            return str(json.loads(raw)["weight_version"]) if status == 200 else self._no_version(url, status)
+        except (ValueError, KeyError, TypeError):
+            return self._no_version(url, status)
+
+    def _no_version(self, url: str, status: int) -> str:
+        raise EngineError(f"{self.pool.role}: {url}/weight_info: status {status or 'no answer'}")
 
     async def new_step(self, policy_version: int) -> None:
         """Stamp what follows with this version (:mod:`maieutic.engines.push` has put the weights there and reset the caches)."""

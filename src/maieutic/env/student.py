@@ -121,7 +121,8 @@ class ModelStudent:
             messages = view(dialogue, self._templates.student_system(dialogue.problem))
             question = self._templates.question(problem.text, same=problem.text == dialogue.problem)
             messages.append(Message("user", question))
-        return [c.text for c in await self._ask(messages, self._test, seed=seed, n=k, session=None)]
+        session = None if dialogue is None else dialogue.id  # the server that knows the dialogue
+        return [c.text for c in await self._ask(messages, self._test, seed=seed, n=k, session=session)]
 
     async def _ask(
         self, messages: list[Message], sampling: Sampling, *, seed: int, n: int, session: str | None
