@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -253,3 +254,31 @@ def test_a_dead_endpoint_stops_the_build_and_it_goes_on_later(tmp_path: Path, sh
     assert before >= 6 and report.rows == 6
     assert not any(why.endswith("failed") and "solver" in why for why in report.rejections)
     assert report.asked == len(journal_lines(tmp_path / "world")) - before
+
+
+def test_a_full_disk_is_one_named_error_and_frees_the_journal(tmp_path: Path) -> None:
+    """Closing tries once more to write what did not fit: that must not hide the error, nor keep the lock."""
+
+    async def fill() -> None:
+        async with Journal(tmp_path / "j.jsonl", Ledger()) as journal:
+            await journal.step("first", "s", "r", answer)
+            # A file may not grow beyond this: what a full disk does, for this process alone.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
+            await journal.step("second", "s", "r", answer)
+
+    async def answer() -> dict[str, str]:
+        return {"text": "x" * 5000}
+
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with pytest.raises(ProblemDataError, match="the journal cannot be written"):
+            asyncio.run(fill())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+    async def again() -> set[str]:
+        async with Journal(tmp_path / "j.jsonl", Ledger()) as journal:
+            return set(journal.done)
+
+    assert "first" in asyncio.run(again())

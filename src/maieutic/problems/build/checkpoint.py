@@ -150,6 +150,12 @@ class Journal:
     async def __aexit__(self, *exc: object) -> None:
         if self._flusher is not None:
             await asyncio.gather(self._flusher, return_exceptions=True)
-        if self._file is not None:
-            self._file.close()
-        self._lock.release()
+        try:
+            if self._file is not None:
+                self._file.close()
+        except OSError as error:
+            # What a full disk did not take was reported when it was written; closing only tries once more.
+            if exc[0] is None:
+                raise ProblemDataError(f"{self.path}: the journal cannot be written: {error}") from error
+        finally:
+            self._lock.release()
