@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from maieutic.errors import MaieuticError
+from maieutic.micro import science
+from maieutic.micro.build import check_target
 from maieutic.micro.science import (
     CORE,
     REPORTING_SEEDS,
@@ -143,6 +145,80 @@ def test_a_folder_that_is_no_build_is_refused(tmp_path: Path) -> None:
         build_overrides(tmp_path)
     (tmp_path / "overrides.txt").write_text("a=1\nb=2\n")
     assert build_overrides(tmp_path) == ["a=1", "b=2"] and build_overrides(None) == []
+    (tmp_path / "overrides.txt").write_text("tutor.model=/my folder/tutor\n")
+    assert build_overrides(tmp_path) == ["tutor.model=/my folder/tutor"]
+
+
+def test_a_build_is_not_written_over_and_a_stopped_one_is_named(tmp_path: Path) -> None:
+    check_target(tmp_path / "new" / "build")
+    assert (tmp_path / "new" / "build" / "models").is_dir()
+    with pytest.raises(MaieuticError, match=r"was not finished .*delete .*build/models"):
+        check_target(tmp_path / "new" / "build")
+    (tmp_path / "new" / "build" / "overrides.txt").touch()
+    with pytest.raises(MaieuticError, match="already holds a build"):
+        check_target(tmp_path / "new" / "build")
+    (tmp_path / "file").touch()
+    with pytest.raises(MaieuticError, match=r"file: cannot write there \(Not a directory\)"):
+        check_target(tmp_path / "file")
+
+
+def stored_result(folder: Path, arm_name: str, seed: int, **setting: object) -> Path:
+    made = result(arm_name, seed, masked=0.6, own=0.6, leak=0.0)
+    made["setting"].update(setting)
+    file = folder / "results" / f"{arm_name}-{seed}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(made))
+    return file
+
+
+def test_what_would_spoil_the_report_is_an_error_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(science, "_in_process", lambda *a: pytest.fail("a run was started"))
+    out, document = tmp_path / "out", tmp_path / "science.md"
+
+    def refused(*arguments: object, match: str) -> None:
+        with pytest.raises(MaieuticError, match=match):
+            science.main(
+                ["--out", str(out), "--doc", str(document), "--problems", "40", *map(str, arguments)]
+            )
+        assert not document.exists()
+
+    refused("--report-only", match="no results to report in .*out/results")
+    refused("--also", tmp_path / "empty", match="no results to report in .*empty/results")
+    other = {"build": {"seed": 2, "weights_sha256": {}}}
+    file = stored_result(out, "full", 101, **other)
+    refused("--seeds", 102, match=r"full-101\.json is of another setting \(build differ\)")
+    file.write_text(file.read_text()[:-30])
+    refused("--seeds", 102, match=r"full-101\.json: cannot be read as a result .*delete it")
+    refused("--report-only", match=r"full-101\.json: cannot be read as a result")
+    file.write_text('{"setting": {}}')
+    refused("--report-only", match=r"full-101\.json: no result of maieutic")
+    file.unlink()
+    stored_result(tmp_path / "also", "full", 101)
+    stored_result(tmp_path / "also", "full", 102, **other)
+    refused("--also", tmp_path / "also", match="different settings: .*full-101.* and .*full-102")
+    (tmp_path / "file").touch()
+    refused("--out", tmp_path / "file", match=r"file: cannot write there")
+
+
+def test_a_run_that_fails_says_why_and_the_others_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(arm_name: str, seed: int, out: Path, *more: object) -> int:
+        (out / f"{arm_name}-{seed}.measure.log").write_text("Traceback\nMaieuticError: no space left\n\n")
+        return 1
+
+    monkeypatch.setattr(science, "_in_process", fails)
+    arguments = ["--arms", "full", "--seeds", "102", "--problems", "40", "--out", str(tmp_path)]
+    arguments += ["--doc", str(tmp_path / "science.md")]
+    with pytest.raises(MaieuticError, match="no results to report"):
+        science.main(arguments)
+    stored_result(tmp_path, "full", 101)
+    assert science.main(arguments) == 1
+    said = capsys.readouterr().out
+    assert f"full seed 102: FAILED (exit code 1): MaieuticError: no space left ({tmp_path}" in said
+    assert "| full | 1 |" in (tmp_path / "science.md").read_text()
 
 
 def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
@@ -150,7 +226,7 @@ def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
     other["setting"]["overrides"] = ["training.max_steps=2"]
     for seed, made in ((101, result("full", 101, masked=0.6, own=0.6, leak=0.0)), (102, other)):
         (tmp_path / f"full-{seed}.json").write_text(json.dumps(made))
-    with pytest.raises(ValueError, match="different settings"):
+    with pytest.raises(MaieuticError, match=r"different settings: .*full-101\.json and .*full-102\.json"):
         write_report([sorted(tmp_path.glob("*.json"))], tmp_path / "science.md")
 
 

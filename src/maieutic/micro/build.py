@@ -25,6 +25,8 @@ from maieutic.seeds import derive
 
 EARLY = "-early"
 """Suffix of a model's first stage, which is not kept: easy documents (``corpus.first_document``, ``first_tutor_document``)."""
+OVERRIDES = "overrides.txt"
+"""Written last: a folder without it is no finished build."""
 SIZES = (288, 160)
 """Pairs for training and held-out pairs."""
 
@@ -152,8 +154,25 @@ def build(out: Path, seed: int, *, share: float = 1.0, sizes: tuple[int, int] = 
     ]
     second = f"students.1.model={out / 'models' / 'student-b'}"
     build_pairs(out / "pairs.jsonl", out / "test" / "pairs.jsonl", seed, [*lines[:2], second], sizes)
-    (out / "overrides.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (out / OVERRIDES).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return hashes
+
+
+def check_target(out: Path) -> None:
+    """Make ``out/models``, or raise :class:`MaieuticError`: there is a build, or one that was stopped, or it cannot be made."""
+    if (out / OVERRIDES).exists():
+        raise MaieuticError(f"{out} already holds a build: name another folder with --out")
+    if (out / "models").exists():
+        raise MaieuticError(
+            f"{out} holds a build that was not finished (it has no {OVERRIDES}); one that was stopped cannot go on: delete "
+            f"{out / 'models'}, or name another folder with --out"
+        )
+    try:
+        (out / "models").mkdir(parents=True)
+    except OSError as error:
+        raise MaieuticError(
+            f"{out}: cannot write there ({error.strerror}): name another folder with --out"
+        ) from None
 
 
 def install(built: Path, seed: int, *, sizes: tuple[int, int] = SIZES) -> None:
@@ -187,8 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--install", action="store_true", help="then put it in the place of the shipped one (checkouts)"
     )
     given = parser.parse_args(argv)
-    if (given.out / "models").exists():
-        raise MaieuticError(f"{given.out} already holds a build: name another folder with --out")
+    check_target(given.out)
     start = time.monotonic()
     for name, digest in build(given.out, given.seed).items():
         print(f"{name:16s} {digest}")

@@ -24,6 +24,7 @@ from typing import Any
 from maieutic.config import Recipe
 from maieutic.env.base import Episode
 from maieutic.errors import MaieuticError
+from maieutic.micro.science_report import load, read_result, write_report
 
 CORE = ("full", "no-gates", "leak-gate-only", "leak-gate-only-no-mask", "no-transfer")
 ALL = (*CORE, "no-gates-no-transfer", "no-mask", "grpo", "tutorrl", "ensemble", "sft")
@@ -136,9 +137,9 @@ def build_overrides(folder: Path | None) -> list[str]:
     file = folder / "overrides.txt"
     if not file.is_file():
         raise MaieuticError(
-            f"{folder} is no build: it has no {file.name} (maieutic micro build --out {folder})"
+            f"{folder} is no finished build: it has no {file.name}; make one with maieutic micro build --out FOLDER"
         )
-    return file.read_text(encoding="utf-8").split()
+    return file.read_text(encoding="utf-8").splitlines()  # a path may hold spaces
 
 
 def build_record(folder: Path | None) -> dict[str, Any]:
@@ -150,23 +151,47 @@ def build_record(folder: Path | None) -> dict[str, Any]:
     return record
 
 
+def common_setting(problems: int, overrides: Sequence[str], build: Path | None) -> dict[str, Any]:
+    """What all results in one folder share."""
+    return {
+        "schema": SCHEMA,
+        "problems": problems,
+        "overrides": list(overrides),
+        "build": build_record(build),
+    }
+
+
+def check_folders(out: Path, also: Sequence[Path], setting: dict[str, Any] | None) -> None:
+    """See before hours of runs that their report can be written. ``setting``: that of the runs to come in ``out`` (None: there
+    are none, so ``out`` must hold results). Raises :class:`MaieuticError` that names the folder or the file."""
+    for folder in (*([] if setting else [out]), *also):
+        if not result_files(folder):
+            raise MaieuticError(f"there are no results to report in {folder / 'results'}")
+    for file in result_files(out) if setting else ():
+        found = {k: v for k, v in read_result(file)["setting"].items() if k not in ("arm", "seed")}
+        if differ := sorted(k for k in found.keys() | setting if found.get(k) != setting.get(k)):
+            raise MaieuticError(
+                f"{file} is of another setting ({', '.join(differ)} differ): name another folder with --out"
+            )
+    for folder in also:
+        load(result_files(folder))
+
+
+def result_files(folder: Path) -> list[Path]:
+    """The result files of a ``--out`` folder, in order."""
+    return sorted((folder / "results").glob("*.json"))
+
+
 def run_one(
     arm: str, seed: int, out: Path, problems: int, overrides: Sequence[str], build: Path | None = None
 ) -> dict[str, Any]:
     """Train and measure one arm with one seed, unless its result is there; returns the result. ``build``: see
     :func:`build_overrides`."""
     result = out / "results" / f"{arm}-{seed}.json"
-    setting = {
-        "schema": SCHEMA,
-        "arm": arm,
-        "seed": seed,
-        "problems": problems,
-        "overrides": list(overrides),
-        "build": build_record(build),
-    }
+    setting = {"arm": arm, "seed": seed, **common_setting(problems, overrides, build)}
     overrides = [*build_overrides(build), *overrides]
     if result.is_file():
-        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        found = read_result(result)
         if found["setting"] != setting:
             raise MaieuticError(
                 f"{result} is of another setting ({found['setting']}): name another folder with --out"
@@ -238,9 +263,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = given.out.absolute()
     build = given.build and given.build.absolute()
     build_overrides(build)  # a folder that is no build is an error before anything runs
+    setting = None if given.report_only else common_setting(given.problems, given.overrides, build)
+    check_folders(out, given.also, setting)
     failed = 0
     if not given.report_only:
-        (out / "results").mkdir(parents=True, exist_ok=True)
+        try:
+            (out / "results").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MaieuticError(
+                f"{out}: cannot write there ({error.strerror}): name another folder with --out"
+            ) from None
         todo = [(arm, seed) for seed in given.seeds for arm in given.arms]
         with ThreadPoolExecutor(given.processes) as pool:
             jobs = [
@@ -249,17 +281,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             for (arm, seed), job in zip(todo, jobs, strict=True):
                 code = job.result()
                 failed += bool(code)
-                print(
-                    f"{arm} seed {seed}: {'done' if not code else f'FAILED (exit code {code})'}", flush=True
-                )
-    from maieutic.micro.science_report import write_report
-
-    write_report([sorted((folder / "results").glob("*.json")) for folder in (out, *given.also)], given.doc)
+                said = f"FAILED (exit code {code}): {_why(measure_log(out, arm, seed))}" if code else "done"
+                print(f"{arm} seed {seed}: {said}", flush=True)
+    check_folders(out, (), None)  # where every run failed there is nothing to write
+    write_report([result_files(folder) for folder in (out, *given.also)], given.doc)
     print(f"report: {given.doc}")
     if not failed and build is None and not given.overrides and set(given.seeds) == set(REPORTING_SEEDS):
         from maieutic.micro.stored import write_stored
 
-        print(f"stored for the reports of runs: {write_stored(sorted((out / 'results').glob('*.json')))}")
+        print(f"stored for the reports of runs: {write_stored(result_files(out))}")
     return int(failed > 0)
 
 
@@ -284,11 +314,32 @@ def _in_process(
         str(build or ""),
         *overrides,
     ]
-    with (out / f"{arm}-{seed}.measure.log").open("w", encoding="utf-8") as log:
+    with measure_log(out, arm, seed).open("w", encoding="utf-8") as log:
         return subprocess.run(
             command, stdout=log, stderr=subprocess.STDOUT, env=one_thread(), check=False
         ).returncode
 
 
+def measure_log(out: Path, arm: str, seed: int) -> Path:
+    """What the process of one run printed; the training itself has a log of its own beside it."""
+    return out / f"{arm}-{seed}.measure.log"
+
+
+def _why(log: Path) -> str:
+    """The last words of a run, and where all of them are."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    return f"{last.strip()} ({log})"
+
+
+def command() -> int:
+    """:func:`main`, with the package's own errors in one line."""
+    try:
+        return main()
+    except MaieuticError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(command())

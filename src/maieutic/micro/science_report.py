@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from maieutic.errors import MaieuticError
 from maieutic.micro.figures import curves_svg, dots_svg
 
 DRAWS = 4_000
@@ -81,14 +82,32 @@ def _number(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
 
+_PARTS = {"setting", "before", "masked", "own", "curve"}
+
+
+def read_result(file: Path) -> dict[str, Any]:
+    """One result. Raises :class:`MaieuticError` for a file that is cut, empty or no result."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MaieuticError(
+            f"{file}: cannot be read as a result ({error}): delete it and run that arm and seed again"
+        ) from None
+    if not isinstance(found, dict) or not found.keys() >= _PARTS:
+        raise MaieuticError(f"{file}: no result of maieutic.micro.science: move it elsewhere")
+    return found
+
+
 def load(files: Sequence[Path]) -> list[Arm]:
-    """Arms in the order of :data:`maieutic.micro.science.ALL`. All results must share one setting but for arm and seed."""
+    """Arms in the order of :data:`maieutic.micro.science.ALL`. All results must share one setting but for arm and seed:
+    else :class:`MaieuticError`."""
     from maieutic.micro.science import ALL
 
-    results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    results = [read_result(file) for file in files]
     common = [{k: v for k, v in r["setting"].items() if k not in ("arm", "seed")} for r in results]
-    if any(setting != common[0] for setting in common):
-        raise ValueError("the result files are of different settings")
+    for file, setting in zip(files, common, strict=True):
+        if setting != common[0]:
+            raise MaieuticError(f"the result files are of different settings: {files[0]} and {file}")
     by_arm: dict[str, list[dict[str, Any]]] = {}
     for result in sorted(results, key=lambda r: r["setting"]["seed"]):
         by_arm.setdefault(result["setting"]["arm"], []).append(result)
