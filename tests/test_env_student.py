@@ -101,7 +101,7 @@ def test_hidden_post_test_is_one_request_about_the_transfer_problem():
         Message("user", HIDDEN),
         Message("user", TEMPLATES.question("variant", same=False)),
     ]
-    assert (sampling, seed, n, session) == (Sampling(0.6, 1.0, 64), 9, 3, None)
+    assert (sampling, seed, n, session) == (Sampling(0.6, 1.0, 64), 9, 3, "d")
 
 
 def test_post_test_with_the_dialogue_visible_on_the_same_problem():
