@@ -116,6 +116,29 @@ def test_parquet_with_missing_columns_cells_or_terminal_states(tmp_path) -> None
     assert np.isfinite(log.losses[-1][1]) and np.isfinite(fqe(back, policy, FqeSpec(bootstrap=0)).value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("done", "no", "'done' holds string: true or false are expected"),
+        ("done", 2, "'done' holds int64"),
+        ("move", 1.7, "'move' holds double: whole numbers"),
+        ("move", "ask", "'move' holds string"),
+        ("turn", 0.5, "'turn' holds double"),
+        ("reward", "-1", "'reward' holds string: numbers are expected"),
+        ("s.calm", "0.5", "'s.calm' holds string"),
+        ("next.calm", "nan", "'next.calm' holds string"),
+    ],
+)
+def test_columns_of_another_type_are_not_bent_into_shape(tmp_path, name: str, value, said: str) -> None:
+    path = tmp_path / "d.parquet"
+    write_parquet(table(), path)
+    whole = pq.read_table(path)
+    at = whole.column_names.index(name)
+    pq.write_table(whole.set_column(at, name, pa.array([value] * len(whole))), path)
+    with pytest.raises(LatentDataError, match=f"column {said}"):
+        read_parquet(path)
+
+
 def test_an_augmentation_of_nothing_is_refused() -> None:
     q, _ = fit("fqi", table(), FitSpec(hidden=(8,), steps=5))
     for n in (0, -1):

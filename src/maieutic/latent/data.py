@@ -244,9 +244,28 @@ def read_parquet(path: Path) -> Transitions:
         empty = [n for n, c in column.items() if c.null_count and not n.startswith("next.")]
         if empty:
             raise LatentDataError(f"{path}: columns {empty} have empty cells: drop or repair those episodes")
+        _check_types(column, path)
         return _from_columns({n: c.to_numpy() for n, c in column.items()}, head)
     except (KeyError, TypeError, ValueError) as error:
         raise LatentDataError(f"{path}: columns or head are damaged: {error}") from error
+
+
+def _check_types(column: dict[str, pa.ChunkedArray], path: Path) -> None:
+    """Refuse what numpy would bend into shape without a word: the text ``"no"`` to true, move 1.7 to move 1."""
+    for name, fits, wants in (
+        ("done", pa.types.is_boolean, "true or false"),
+        ("move", pa.types.is_integer, "whole numbers, the place of the move in the taxonomy"),
+        ("turn", pa.types.is_integer, "whole numbers"),
+        ("reward", _is_number, "numbers"),
+        *((name, _is_number, "numbers") for name in column if name.startswith(("s.", "next."))),
+    ):
+        have = column[name].type
+        if not fits(have) and not (name.startswith("next.") and pa.types.is_null(have)):
+            raise LatentDataError(f"{path}: column {name!r} holds {have}: {wants} are expected")
+
+
+def _is_number(have: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(have) or pa.types.is_integer(have) or pa.types.is_boolean(have))
 
 
 COLUMNS = ("episode", "problem", "turn", "move", "reward", "done")
