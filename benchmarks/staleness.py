@@ -1,6 +1,6 @@
 """Staleness 1 against 0 with a slow student: wall time, and whether the same is learned. Prints one JSON line.
 
-    python benchmarks/staleness.py [--steps 24] [--seeds 3] [--delay 0.6] [--epochs 1]
+    python benchmarks/staleness.py [--steps 24] [--seeds 3] [--first-seed 0] [--delay 0.6] [--epochs 1]
 
 A bandit in the form of dialogues: a tiny random tutor is rewarded for letters (against digits, marks and blanks) in what it
 says. It is sampled by a server in a process of its own that takes weights as vLLM does; the student is an endpoint that answers
@@ -103,6 +103,7 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument(
         "--delay", type=float, default=0.6, help="seconds that the student takes for each answer"
     )
@@ -125,7 +126,7 @@ def main() -> None:
         server.start()
         try:
             urls = queue.get(timeout=300)
-            for seed in range(args.seeds):
+            for seed in range(args.first_seed, args.first_seed + args.seeds):
                 for staleness in (0, 1):
                     recipe = recipe_of(model, folder, urls, staleness, seed, args)
                     out[staleness].append(measured(loop.run(recipe).folder))
@@ -144,6 +145,7 @@ def main() -> None:
                 "benchmark": "staleness",
                 "steps": args.steps,
                 "seeds": args.seeds,
+                "first_seed": args.first_seed,
                 "student_delay_s": args.delay,
                 "cpus": os.cpu_count(),
                 "wall_ratio": round(mean(1, "step_s") / mean(0, "step_s"), 4),

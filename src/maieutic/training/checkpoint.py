@@ -43,7 +43,7 @@ _FREE_KEYS = (
 )
 """Keys of a recipe that may differ on resume: none of them changes what a step computes."""
 _FREE_ENGINE_KEYS = re.compile(
-    r"\.engine\.(urls|http|start_timeout_s|served_name|api_key_env|price|push_folder|push_timeout_s|serve_args)\b"
+    r"\.engine\.(urls|http|start_timeout_s|served_name|api_key_env|price|push|push_folder|push_timeout_s|serve_args)\b"
 )
 """Where servers are and how they are called: a requeued job may find them elsewhere."""
 
