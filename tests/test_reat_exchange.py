@@ -94,7 +94,10 @@ def test_with_another_embedder(tmp_path: Path, full: Repository) -> None:
             lambda ls: [ls[0], ls[1].replace('"utility"', '"usefulness"', 1), *ls[2:]],
             "line 2: not an exported",
         ),
-        (lambda ls: [ls[0], ls[1].replace("ask first", "tell first", 1), *ls[2:]], "(?s)line 2.*does not belong"),
+        (
+            lambda ls: [ls[0], ls[1].replace("ask first", "tell first", 1), *ls[2:]],
+            "(?s)line 2.*does not belong",
+        ),
         (lambda ls: [], "not an export"),
     ],
 )
@@ -164,3 +167,46 @@ def test_enable_export_and_import(folder: tuple[Path, Experience], tmp_path: Pat
     call("import", tmp_path / "small", file, "--embedder", "hashing-32")
     assert json.loads(call("inspect", tmp_path / "small"))["embedder"] == "hashing-32"
     assert "cannot be read" in call("import", tmp_path / "c", tmp_path / "none", code=2)
+
+
+def test_a_damaged_export_adds_nothing_and_is_named(tmp_path: Path, full: Repository) -> None:
+    file = tmp_path / "e.jsonl"
+    export_file(full.database, file)
+    head, first, *_, last = file.read_text().splitlines()
+    entry, admission = json.loads(first), json.loads(last)
+
+    def changed(record: dict, kind: str, **more: object) -> str:
+        return json.dumps({kind: record[kind] | more})
+
+    bad = [
+        (b"\x7fELF\xd0\n", "line 1: not JSON"),
+        (b"[" * 50_000, "line 1: not JSON"),
+        (json.dumps({"format": "maieutic-experiences"}).encode(), "line 1: schema is to be a number"),
+        (head.replace('"schema": 1', '"schema": "x"').encode(), "line 1: schema is to be a number"),
+        *(
+            (f"{head}\n{line}\n".encode(), "line 2: not an exported record")
+            for line in (
+                changed(entry, "experience", status="gone"),
+                changed(entry, "experience", events=[]),
+                changed(entry, "experience", events=[{"kindx": "inserted"}]),
+                changed(entry, "experience", trial="x"),
+                changed(entry, "experience", replaced_by=[1]),
+                changed(entry, "experience", utility=float("nan")),
+                changed(admission, "admission", outcome="lost"),
+                changed(admission, "admission", at="yesterday"),
+                json.dumps({"experience": 3}),
+                "{}",
+            )
+        ),
+    ]
+    with open_bits(tmp_path / "new") as new:
+        for data, message in bad:
+            file.write_bytes(data)
+            with pytest.raises(RepositoryError, match=message):
+                import_file(new, file)
+            assert not new.experiences(every=True), data
+        for place in (tmp_path / "no" / "e.jsonl", tmp_path):
+            with pytest.raises(RepositoryError, match="cannot be written"):
+                export_file(full.database, place)
+    with pytest.raises(RepositoryError, match="cannot be made"):
+        open_bits(file / "new")

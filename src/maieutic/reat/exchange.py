@@ -11,11 +11,12 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from maieutic.reat.index import pack
 from maieutic.reat.records import (
@@ -25,12 +26,50 @@ from maieutic.reat.records import (
     Recorded,
     RepositoryError,
     RepositoryVersionError,
+    Status,
 )
 from maieutic.reat.repository import Repository
-from maieutic.reat.schema import Experience
+from maieutic.reat.schema import Admission, Experience, Record
 
 FORMAT = "maieutic-experiences"
 _BATCH = 256
+
+
+class _Event(Record):
+    """One event of an exported experience."""
+
+    kind: str
+    score: float | None
+    before: float | None
+    after: float | None
+    source: str
+    at: float
+
+
+class _Entry(Record):
+    """One exported experience; its content is checked as an :class:`Experience`."""
+
+    content: dict[str, Any]
+    utility: float
+    uses: int
+    trial: Annotated[int, Field(ge=0)]
+    status: Status
+    reason: str
+    replaced_by: str | None
+    events: Annotated[list[_Event], Field(min_length=1)]
+
+
+class _Admission(Record):
+    """One exported admission."""
+
+    id: str
+    outcome: Admission
+    target: str
+    similarity: float | None
+    score: float
+    content: dict[str, Any]
+    note: str
+    at: float
 
 
 @dataclass(frozen=True)
@@ -66,8 +105,11 @@ def export_file(database: Database, file: Path) -> int:
             out.flush()
             os.fsync(out.fileno())
         scratch.replace(file)
+    except OSError as error:
+        raise RepositoryError(f"{file} cannot be written: {error.strerror or error}") from error
     finally:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
     return len(rows)
 
 
@@ -109,9 +151,10 @@ def import_file(repository: Repository, file: Path) -> Imported:
             if "experience" in line:
                 entries.append(_entry(line["experience"]))
             else:
-                a = line["admission"]
-                made = Experience.model_validate(a.pop("content") | {"utility": a["score"]})
-                admissions.append((Recorded(**{k: v for k, v in a.items() if k != "at"}), made, a["at"]))
+                a = _Admission.model_validate(line["admission"])
+                made = Experience.model_validate(a.content | {"utility": a.score})
+                recorded = Recorded(**a.model_dump(exclude={"content", "at"}))
+                admissions.append((recorded, made, a.at))
         except (KeyError, TypeError, ValueError, ValidationError) as error:
             raise RepositoryError(f"{file}, line {number}: not an exported record: {error}") from error
     database = repository.database
@@ -139,9 +182,7 @@ def _entry(line: dict[str, Any]) -> tuple[Experience, dict[str, Any]]:
     experience = Experience.model_validate(
         line["content"] | {"utility": line["utility"], "uses": line["uses"]}
     )
-    if line["status"] not in STATUSES or not line["events"]:
-        raise ValueError(f"status {line['status']!r} or no events")
-    return experience, line
+    return experience, _Entry.model_validate(line).model_dump()
 
 
 def header_of(file: Path) -> dict[str, Any]:
@@ -154,6 +195,8 @@ def header_of(file: Path) -> dict[str, Any]:
         raise RepositoryError(
             f"{file} is not an export of experiences (its first line does not say {FORMAT})"
         )
+    if not isinstance(header.get("schema"), int) or not isinstance(header.get("embedder"), str):
+        raise RepositoryError(f"{file}, line 1: schema is to be a number and embedder a name")
     if header["schema"] > SCHEMA_VERSION:
         raise RepositoryVersionError(
             f"{file} has schema {header['schema']}, and this release reads up to {SCHEMA_VERSION}: upgrade Maieutic"
@@ -162,11 +205,11 @@ def header_of(file: Path) -> dict[str, Any]:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with open(file, encoding="utf-8") as lines:
+    with open(file, "rb") as lines:
         for number, text in enumerate(lines, 1):
             try:
-                value = json.loads(text)
-            except ValueError as error:
+                value = json.loads(text.decode("utf-8"))
+            except (ValueError, RecursionError) as error:
                 raise RepositoryError(f"{file}, line {number}: not JSON: {error}") from error
             if not isinstance(value, dict):
                 raise RepositoryError(f"{file}, line {number}: not a record")

@@ -147,7 +147,10 @@ class Database:
         if not file.is_file():
             if read_only or embedder is None:
                 raise RepositoryError(f"there is no experience repository in {folder} ({FILE} is missing)")
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RepositoryError(f"{folder} cannot be made: {error.strerror or error}") from error
         self._lock = threading.RLock()
         self._db = self._connect(file)
         try:
@@ -160,9 +163,10 @@ class Database:
             self._db.execute("PRAGMA foreign_keys = ON")
             if read_only:
                 self._db.execute("PRAGMA query_only = ON")
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError, OSError) as error:
             self._db.close()
-            raise RepositoryError(f"{file} cannot be used as a repository: {error}") from error
+            where = "" if os.access(folder, os.W_OK) else " (the folder cannot be written)"
+            raise RepositoryError(f"{file} cannot be used as a repository: {error}{where}") from error
         except BaseException:
             self._db.close()
             raise
