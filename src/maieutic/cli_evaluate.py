@@ -51,6 +51,9 @@ def evaluate(
         str | None,
         typer.Option(help="Compare with this arm's results in the same folder, paired by problem."),
     ] = None,
+    allow_different: Annotated[
+        bool, typer.Option("--allow-different", help="Compare results that were measured differently.")
+    ] = False,
 ) -> None:
     """Evaluate a tutor. Can be stopped and started again: the result files do not differ."""
     from maieutic.evaluation.config import load_evaluation_recipe
@@ -71,7 +74,7 @@ def evaluate(
     for file in files:
         typer.echo(str(file))
     if against is not None:
-        typer.echo(str(compare_in(folder, against, files[0].parent.name)))
+        typer.echo(str(compare_in(folder, against, files[0].parent.name, allow_different=allow_different)))
 
 
 def _judge(text: str, overrides: list[str]) -> JudgeSpec:

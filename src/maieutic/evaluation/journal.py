@@ -29,20 +29,32 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Complete lines of a file that may have been cut in its last one (which is then removed)."""
     if not path.is_file():
         return
-    with path.open("rb+") as file:
+    try:
+        opened = path.open("rb+")
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be opened: {error.strerror}") from error
+    with opened as file:
         good = 0
         for raw in file:
             if not raw.endswith(b"\n"):
                 break
             try:
                 row = json.loads(raw)
-            except ValueError as error:
+                if not isinstance(row, dict):
+                    raise ValueError("it is no object")
+            except (ValueError, RecursionError) as error:
                 raise RunFolderError(
                     f"{path}: byte {good}: a broken line ({error}): remove the file to start over"
                 ) from None
             good += len(raw)
             yield row
         file.truncate(good)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    """All of ``data``: a write may take a part of it, and says so by its count only."""
+    while data:
+        data = data[os.write(fd, data) :]
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
@@ -52,8 +64,14 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.write(fd, line)
-            os.fsync(fd)
+            before = os.fstat(fd).st_size
+            try:
+                _write_all(fd, line)
+                os.fsync(fd)
+            except OSError:
+                # A full disk takes a part of a line: without it the file can still be read, and gone on with.
+                os.ftruncate(fd, before)
+                raise
         finally:
             os.close(fd)
     except OSError as error:

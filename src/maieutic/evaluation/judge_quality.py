@@ -129,11 +129,13 @@ def by_criterion(judged: Sequence[Judged]) -> dict[str, dict[str, Any]]:
             }
     clean = [j for j in judged if not any(x.reject for x in j.item.labels.values())]
     passed = sum(all(j.decision(g) == "ok" for g in GATES) for j in clean)
+    rejected = sum(any(j.decision(g) == "reject" for g in GATES) for j in clean)
     out["clean"] = {
         "gate": "both",
         "planted": len(clean),
-        "rejected": len(clean) - passed,
-        "recall": _share(passed, len(clean)),
+        "rejected": rejected,
+        "unknown": len(clean) - passed - rejected,
+        "recall": _share(passed, passed + rejected),
     }
     return out
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from itertools import count
 from pathlib import Path
 
 from maieutic.config import JudgeSpec, Recipe, StudentSpec, TutorSpec
@@ -46,7 +47,8 @@ def run_judge(
     ``others``: ``judge.json`` of other judges; ``human``: labels of people, rows with ``id``, ``gate``, ``label`` (ok or reject)
     and ``rater``. Both join the labels of the set in the agreement.
     """
-    items = [i for i in load_planted(transcripts) if half in (None, i.half)]
+    everything = load_planted(transcripts)
+    items, known = [i for i in everything if half in (None, i.half)], {i.id for i in everything}
     if not items:
         raise ProblemDataError(f"{transcripts or shipped()}: no transcripts in half {half!r}")
     recipe = Recipe(
@@ -78,8 +80,9 @@ def run_judge(
         result.tables = {"gates": confusion(judged), "criteria": by_criterion(judged)}
         for gate in GATES:
             raters = {"judge": decisions(judged, gate), "labels": labels(judged, gate)}
-            raters |= _others(others, [i.id for i in items], gate)
-            raters |= _people(human, [i.id for i in items], gate)
+            ids = [i.id for i in items]
+            for name_of, said in (*_others(others, ids, gate), *_people(human, ids, known, gate)):
+                raters[_free(name_of, raters)] = said
             found = agreement(raters)
             alpha = {"kappa": None, "items": len(items), "alpha": found["alpha"]}
             result.tables[f"agreement on {gate}"] = {**found["pairs"], "all": alpha}
@@ -103,22 +106,32 @@ def run_judge(
     return result
 
 
-def _others(files: Sequence[Path], ids: list[str], gate: GateName) -> dict[str, list[str | None]]:
-    """Other judges as raters, by the name in their result."""
-    out: dict[str, list[str | None]] = {}
+def _free(name: str, taken: Container[str]) -> str:
+    """A rater's name that no other one has: nobody may take the place of the judge, the labels or one another."""
+    numbered = (f"{name} #{k}" for k in count(2))
+    return name if name not in taken else next(n for n in numbered if n not in taken)
+
+
+Rater = tuple[str, list[str | None]]
+
+
+def _others(files: Sequence[Path], ids: list[str], gate: GateName) -> list[Rater]:
+    """Other judges as raters, by the name in their result. Raises :class:`ProblemDataError` for a result of another suite."""
+    out: list[Rater] = []
     for file in files:
         data = read_result(file)
+        if data.get("suite") != "judge":
+            raise ProblemDataError(f"{file}: a result of {data.get('suite')!r}, not of evaluate-judge")
         said = {s["key"]: s["verdicts"][gate]["decision"] for s in data["samples"]}
-        name = str(data["arm"])
-        name = f"{name} ({file})" if name in out or name in ("judge", "labels") else name
-        out[name] = [None if said.get(i) in (None, "unknown") else said[i] for i in ids]
+        out.append((str(data["arm"]), [None if said.get(i) in (None, "unknown") else said[i] for i in ids]))
     return out
 
 
-def _people(file: Path | None, ids: list[str], gate: GateName) -> dict[str, list[str | None]]:
-    """Human raters by name. Raises :class:`ProblemDataError` for a label that is neither ok nor reject."""
+def _people(file: Path | None, ids: list[str], known: Container[str], gate: GateName) -> list[Rater]:
+    """Human raters by name. Raises :class:`ProblemDataError` for a label that is neither ok nor reject, of a transcript that is
+    not in the set, or given twice."""
     if file is None:
-        return {}
+        return []
     said: dict[str, dict[str, str]] = {}
     for where, row in rows_of(str(file)):
         label = str(row.get("label", "")).strip().lower()
@@ -126,9 +139,14 @@ def _people(file: Path | None, ids: list[str], gate: GateName) -> dict[str, list
             raise ProblemDataError(
                 f"{where}: a label has id, gate ({' or '.join(GATES)}) and label (ok or reject), not {row}"
             )
+        if str(row["id"]) not in known:
+            raise ProblemDataError(f"{where}: no transcript of the set has the id {row['id']!r}")
         if row["gate"] == gate:
-            said.setdefault(str(row.get("rater") or "person"), {})[str(row["id"])] = label
-    return {name: [found.get(i) for i in ids] for name, found in said.items()}
+            mine = said.setdefault(str(row.get("rater") or "person"), {})
+            if str(row["id"]) in mine:
+                raise ProblemDataError(f"{where}: a second label of {gate} of {row['id']} by one rater")
+            mine[str(row["id"])] = label
+    return [(name, [found.get(i) for i in ids]) for name, found in said.items()]
 
 
 def _flat_item(item: object) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -122,7 +123,16 @@ class RewardModel:
         return self.score_ids([self.ids(c) for c in conversations])
 
     def score_ids(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """The logit of each row of token ids."""
+        """The logit of each row of token ids. Raises :class:`ModelError` for one that is no finite number."""
+        scores = self._score_ids(rows)
+        if bad := sum(not math.isfinite(s) for s in scores):
+            raise ModelError(
+                f"the reward model gave no finite number for {bad} of {len(scores)} conversations: a comparison with nan "
+                "would count as lost; try reward_model.dtype: float32"
+            )
+        return scores
+
+    def _score_ids(self, rows: Sequence[Sequence[int]]) -> list[float]:
         if self.side is None and len({len(r) for r in rows}) > 1:
             self.side = self._find_side(rows)
         if self.side == "single":

@@ -77,7 +77,13 @@ def shipped() -> Path:
 
 def load_planted(path: str | Path | None = None) -> list[Planted]:
     """All transcripts of a file (None: the shipped one). Raises :class:`ProblemDataError` naming file, row and what is wrong."""
-    return [parse(where, row) for where, row in rows_of(str(path or shipped()))]
+    found: dict[str, Planted] = {}
+    for where, row in rows_of(str(path or shipped())):
+        item = parse(where, row)
+        if item.id in found:
+            raise ProblemDataError(f"{where}: the id {item.id!r} is there twice")
+        found[item.id] = item
+    return list(found.values())
 
 
 def parse(where: str, row: dict[str, Any]) -> Planted:
@@ -86,6 +92,11 @@ def parse(where: str, row: dict[str, Any]) -> Planted:
         raise ProblemDataError(f"{where}: schema {row.get('schema')!r}: this release reads {SCHEMA}")
     try:
         turns = tuple(Turn(t["speaker"], t["text"], scripted=n == 0) for n, t in enumerate(row["turns"]))
+        for gate in GATES:
+            if row[gate]["verdict"] not in ("ok", "reject"):
+                raise ValueError(f"{gate}: verdict {row[gate]['verdict']!r} is neither ok nor reject")
+        if odd := [t.speaker for t in turns if t.speaker not in ("tutor", "student")]:
+            raise ValueError(f"speaker {odd[0]!r} is neither tutor nor student")
         labels = {
             gate: Label(
                 row[gate]["verdict"] == "reject",
@@ -111,7 +122,8 @@ def parse(where: str, row: dict[str, Any]) -> Planted:
                 f"{where}: {label.criterion!r} is no criterion of {gate}: {', '.join(CRITERIA[gate])}"
             )
         if (
-            label.turn is None
+            not isinstance(label.turn, int)
+            or not 0 <= label.turn < len(turns)
             or turns[label.turn].speaker != "tutor"
             or label.quote not in turns[label.turn].visible
         ):

@@ -24,6 +24,7 @@ from maieutic.evaluation.statistics import (
     holm,
     paired_difference,
 )
+from maieutic.shown import markdown_text
 from maieutic.transcripts import _plain
 
 SCHEMA = 1
@@ -65,7 +66,7 @@ class SuiteResult:
         """JSON-ready, without numbers that JSON lacks (nan is None)."""
         data = {"schema": SCHEMA, **{f: getattr(self, f) for f in self.__dataclass_fields__}}
         data["metrics"] = {name: asdict(e) for name, e in self.metrics.items()}
-        plain: dict[str, Any] = _no_nan(_plain(data))
+        plain: dict[str, Any] = _plain(_no_nan(data))
         return plain
 
     def write(self, folder: Path) -> Path:
@@ -81,18 +82,23 @@ def write_whole(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        try:
+            # Lone surrogates (a file name that is not UTF-8) are no reason to lose the rest.
+            part.write_text(text, encoding="utf-8", errors="backslashreplace")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _no_nan(value: Any) -> Any:
-    if isinstance(value, dict):
+    """Floats without a JSON number as None. Texts stay, also one that reads "nan": a model may have written it."""
+    if isinstance(value, Mapping):
         return {k: _no_nan(v) for k, v in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_no_nan(v) for v in value]
-    return None if value in ("nan", "inf", "-inf") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -126,7 +132,7 @@ class Compared:
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Compared]:
     """b − a, paired by problem, of every measure that both result files have as a number of their samples.
 
-    Raises ValueError when they are of different suites.
+    Raises ValueError when they are of different suites; whether they were measured alike is told by :func:`differing`.
     """
     if a["suite"] != b["suite"]:
         raise ValueError(f"suites {a['suite']!r} and {b['suite']!r} cannot be compared")
@@ -141,6 +147,25 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Compared]:
     return [Compared(name, d, adjusted.get(name)) for name, d in found]
 
 
+_OF_THE_ARM = ("arm", "dialogues")
+"""Settings of a result that are the arm's own: who tutored, and the dialogues that were labelled."""
+
+
+def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Settings by dotted key that two results of one suite differ in, those of the arms themselves left aside."""
+    return [k for k in _differing(a["settings"], b["settings"], "") if k.split(".")[0] not in _OF_THE_ARM]
+
+
+def _differing(a: Any, b: Any, key: str) -> list[str]:
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return [
+            found
+            for k in sorted(a.keys() | b.keys())
+            for found in _differing(a.get(k), b.get(k), f"{key}.{k}" if key else k)
+        ]
+    return [] if a == b else [key]
+
+
 def _per_problem(result: Mapping[str, Any], name: str) -> dict[Hashable, float]:
     held = [(float(s[name]), s["problem"]) for s in result["samples"] if isinstance(s.get(name), int | float)]
     return cluster_means([v for v, _ in held], [p for _, p in held])
@@ -149,7 +174,7 @@ def _per_problem(result: Mapping[str, Any], name: str) -> dict[Hashable, float]:
 def compared_markdown(first: str, second: str, rows: Sequence[Compared]) -> str:
     """A table of differences second − first."""
     lines = [
-        f"| {second} − {first} | difference | 95 % interval | p | p (Holm) | problems |",
+        f"| {markdown_text(second)} − {markdown_text(first)} | difference | 95 % interval | p | p (Holm) | problems |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -172,7 +197,7 @@ def _number(value: float | None) -> str:
 
 def markdown(result: SuiteResult) -> str:
     """The result for people: measures with their errors, counts, costs, notes, the samples that failed."""
-    lines = [f"# {result.suite}: {result.arm}", ""]
+    lines = [f"# {result.suite}: {markdown_text(result.arm)}", ""]
     lines += [
         "| measure | value | standard error | 95 % interval | samples | problems |",
         "|---|---|---|---|---|---|",
@@ -196,27 +221,33 @@ def markdown(result: SuiteResult) -> str:
             lines.append(
                 f"| {role} | {c['requests']:.0f} | {c['prompt_tokens']:.0f} | {c['completion_tokens']:.0f} | {c['usd']:.4f} |"
             )
-    lines += ["", *(f"- {note}" for note in result.notes)] if result.notes else []
+    lines += ["", *(f"- {markdown_text(note)}" for note in result.notes)] if result.notes else []
     if result.failed:
         lines += ["", f"{len(result.failed)} samples failed and are in no number:", ""]
-        lines += [f"- {key}: {why[:200]}" for key, why in list(result.failed.items())[:20]]
+        lines += [
+            f"- {markdown_text(key)}: {markdown_text(why[:200])}"
+            for key, why in list(result.failed.items())[:20]
+        ]
     return "\n".join(lines) + "\n"
 
 
 def _table(table: Any) -> list[str]:
     if isinstance(table, dict) and table and all(isinstance(v, dict) for v in table.values()):
         columns = list(dict.fromkeys(k for row in table.values() for k in row))
-        head = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+        head = [
+            "| | " + " | ".join(markdown_text(c) for c in columns) + " |",
+            "|---" * (len(columns) + 1) + "|",
+        ]
         return head + [
-            f"| {name} | " + " | ".join(_cell(row.get(c)) for c in columns) + " |"
+            f"| {markdown_text(name)} | " + " | ".join(_cell(row.get(c)) for c in columns) + " |"
             for name, row in table.items()
         ]
     if isinstance(table, dict):
-        return ["| | |", "|---|---|", *(f"| {k} | {_cell(v)} |" for k, v in table.items())]
+        return ["| | |", "|---|---|", *(f"| {markdown_text(k)} | {_cell(v)} |" for k, v in table.items())]
     return [f"`{json.dumps(table)}`"]
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return _number(value)
-    return "–" if value is None else str(value).replace("|", "\\|")
+    return "–" if value is None else markdown_text(value)

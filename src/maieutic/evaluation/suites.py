@@ -30,6 +30,7 @@ from maieutic.evaluation.results import (
     _table,
     compare,
     compared_markdown,
+    differing,
     read_result,
     write_whole,
 )
@@ -80,15 +81,26 @@ def evaluate(
         raise RunFolderError(f"{out}: another evaluation writes there (its lock: {lock})") from None
 
 
-def compare_in(out: Path, first: str, second: str) -> Path:
-    """Paired differences second − first of every suite that both arms have results of: ``OUT/SECOND-minus-FIRST.md``."""
+def compare_in(out: Path, first: str, second: str, *, allow_different: bool = False) -> Path:
+    """Paired differences second − first of every suite that both arms have results of: ``OUT/SECOND-minus-FIRST.md``.
+
+    Raises :class:`RecipeError` for results of other settings, unless ``allow_different``: then the text says what differs.
+    """
     text = []
     for suite in SUITES:
         files = [out / arm / f"{suite}.json" for arm in (first, second)]
         if not all(f.is_file() for f in files):
             continue
-        rows: list[Compared] = compare(*(read_result(f) for f in files))
-        text.append(f"## {suite}\n\n{compared_markdown(first, second, rows)}")
+        results = [read_result(f) for f in files]
+        keys = differing(*results)
+        if keys and not allow_different:
+            raise RecipeError(
+                f"{out}: {suite} of {second} was measured otherwise than that of {first}: {', '.join(keys)} "
+                "(evaluate both with one recipe; --allow-different compares them all the same)"
+            )
+        rows: list[Compared] = compare(*results)
+        told = f"Unequal terms: the two differ in {', '.join(keys)}.\n\n" if keys else ""
+        text.append(f"## {suite}\n\n{told}{compared_markdown(first, second, rows)}")
         if suite in ("replay", "middle_turn"):
             text.append(_thinking(out, suite, first, second))
         if suite == "moves":
