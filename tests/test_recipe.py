@@ -40,6 +40,30 @@ def error(path: Path, *overrides: str) -> str:
     return str(e.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("latent/cpu", "maieutic latent run` (or `maieutic latent check`"),
+        ("reat/cpu", "maieutic reat run`"),
+        ("reat/ablations", "maieutic reat run`"),
+        ("micro/sft", "maieutic sft`"),
+        ("compare/cpu", "maieutic sweep`"),
+        ("evaluation/cpu", "maieutic evaluate --recipe`"),
+        ("base/plain", "maieutic evaluate --recipe`"),
+        ("data/structures", "maieutic data build`"),
+    ],
+)
+def test_a_recipe_of_another_command_is_named(name: str, command: str) -> None:
+    with pytest.raises(RecipeError) as e:
+        load_recipe(name)
+    last = str(e.value).splitlines()[-1]
+    assert last.endswith(f"this looks like a recipe for `{command}, not for `maieutic train`")
+
+
+def test_an_ordinary_mistake_has_no_such_line(minimal: Path) -> None:
+    assert "looks like" not in error(minimal, "trainng.max_steps=3")
+
+
 # ---------------------------------------------------------------------------------------------------- YAML 1.2
 
 

@@ -211,4 +211,26 @@ def _validate(data: dict[str, Any], origins: Origins, name: str) -> Recipe:
     try:
         return Recipe.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as e:
-        raise RecipeError(explain(e, data, origins, name)) from None
+        raise RecipeError(explain(e, data, origins, name) + _of_another_command(data)) from None
+
+
+_OTHER_COMMANDS = (
+    ({"instrument"}, "maieutic sweep"),
+    ({"experiment", "sources"}, "maieutic sft"),
+    ({"experiment"}, "maieutic evaluate --recipe"),
+    ({"sources"}, "maieutic data build"),
+    ({"roles", "collect"}, "maieutic latent run` (or `maieutic latent check"),
+    ({"roles", "augment"}, "maieutic latent run` (or `maieutic latent check"),
+    ({"roles", "test"}, "maieutic reat run"),
+    ({"roles", "annotate"}, "maieutic reat run"),
+    ({"roles"}, "maieutic reat` or `maieutic latent"),
+)
+"""Sections that only a recipe of another command has, and that command; the first that fits."""
+
+
+def _of_another_command(data: dict[str, Any]) -> str:
+    """A last line for who gave ``maieutic train`` or ``check`` the recipe of another command."""
+    for keys, command in _OTHER_COMMANDS:
+        if keys <= data.keys():
+            return f"\n{', '.join(sorted(keys))}: this looks like a recipe for `{command}`, not for `maieutic train`"
+    return ""

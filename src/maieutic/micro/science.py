@@ -167,9 +167,10 @@ def check_folders(out: Path, also: Sequence[Path], setting: dict[str, Any] | Non
     for folder in (*([] if setting else [out]), *also):
         if not result_files(folder):
             raise MaieuticError(f"there are no results to report in {folder / 'results'}")
-    for file in result_files(out) if setting else ():
+    for file in result_files(out):
         found = {k: v for k, v in read_result(file)["setting"].items() if k not in ("arm", "seed")}
-        if differ := sorted(k for k in found.keys() | setting if found.get(k) != setting.get(k)):
+        wanted = setting or found
+        if differ := sorted(k for k in found.keys() | wanted.keys() if found.get(k) != wanted.get(k)):
             raise MaieuticError(
                 f"{file} is of another setting ({', '.join(differ)} differ): name another folder with --out"
             )
