@@ -97,6 +97,10 @@ def load_sweep_recipe(name: str | Path, overrides: Sequence[str] = ()) -> SweepR
     return read_as(SweepRecipe, data, origins, str(path))
 
 
+SETTING = "sweep-setting"
+"""Beside an SFT run: the :func:`setting` that it was trained under."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """One arm with one seed. An untrained arm has one task: another seed would repeat it."""
@@ -127,8 +131,8 @@ def setting(recipe: SweepRecipe, task: Task) -> str:
     parts = [spec.model_dump(mode="json"), shared, instrument, task.seed]
     # What the named files say, not only their names.
     files = [spec.recipe, recipe.instrument.recipe]
-    parts += [Path(f).read_text(encoding="utf-8") for f in files if Path(f).is_file()]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    parts += [read_with_base(Path(f))[0] for f in files if Path(f).is_file()]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def done(recipe: SweepRecipe, task: Task) -> bool:
@@ -203,9 +207,13 @@ def _sft(recipe: SweepRecipe, task: Task, folder: Path) -> tuple[Recipe, Path | 
         f"output_dir={folder.parent}",
     ]
     loaded = load_sft_recipe(spec.recipe, own)
-    if not (folder / "sft.json").is_file():
+    # A model that was trained under other settings and never measured is not this task's.
+    mark, now = folder / SETTING, setting(recipe, task)
+    same = mark.is_file() and mark.read_text(encoding="utf-8").strip() == now
+    if not (same and (folder / "sft.json").is_file()):
         shutil.rmtree(folder, ignore_errors=True)
         run_sft(loaded)
+        mark.write_text(now + "\n", encoding="utf-8")
     summary = json.loads((folder / "sft.json").read_text(encoding="utf-8"))
     overrides = [*loaded.experiment_overrides, f"tutor.init_from={folder / 'model'}"]
     return load_recipe(loaded.experiment, overrides), None, int(summary["optimizer_steps"])
