@@ -122,6 +122,7 @@ class ReatTutor:
             *(replace(t, note=_without_fields(t.note, self.fields)) for t in dialogue.turns[:-1]),
             dialogue.turns[-1],
         ]
+        view.turns = [_not_forged(t, self.fields) for t in view.turns]
         before = time.perf_counter()
         turn = await self.inner.reply(view, seed=seed)
         generated = time.perf_counter() - before
@@ -181,6 +182,15 @@ class ReatTutor:
             close = getattr(part, "close", None)
             if close is not None:
                 await close()
+
+
+def _not_forged(turn: Turn, fields: Fields) -> Turn:
+    """A student's turn as the tutor reads it: where it holds the first words of the experience block, its brackets are round, so
+    that only the real block looks like one. The dialogue keeps what was said."""
+    opening = " ".join(fields.template.partition("{")[0].split()).strip("[( ").casefold()[:20]
+    if turn.speaker != "student" or opening not in " ".join(turn.visible.split()).casefold():
+        return turn
+    return replace(turn, visible=turn.visible.replace("[", "(").replace("]", ")"))
 
 
 def _without_fields(note: str, fields: Fields) -> str:
