@@ -153,10 +153,11 @@ def _leaks(text: Words, truth: Truth, student: _Student) -> list[str]:
     for value in reading.numbers(text):
         if value not in truth.given and value not in student.values:
             out.append("answer_stated" if value == truth.answer else "value_stated")
-    ops = reading.named(text)
-    if ops and not reading.offers_choice(text):
-        if any(not _has(student, n) for n in ops):
-            out.append("method_named")
+    ops = () if reading.offers_choice(text) else reading.named(text)
+    left = reading.left_over(text)
+    if any(not _has(student, n) for n in ops) or (left and not any(_has(student, n) for n in left)):
+        out.append("method_named")
+    if ops:
         path = {n.step: n.op for n in ops}
         if set(path) >= {1, 2} and student.op != truth.ops:
             out.append("path_laid_out")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from maieutic.micro import speech
-from maieutic.micro.world import OPS, Op, apply
+from maieutic.micro.world import OPS, Op, apply, other
 
 Words = tuple[str, ...]
 
@@ -127,6 +127,18 @@ def named(turn: Words) -> tuple[Named, ...]:
             elif any(o == "-" for _, o in at[k + 1 :]) or (k == 0 and [o for _, o in at] == ["+", "+"]):
                 step = 1
         out.append(Named(op, step))
+    return tuple(out)
+
+
+def left_over(turn: Words) -> tuple[Named, ...]:
+    """What is left when a turn rules an operation out (``not add``, ``add is wrong``): each step has two choices, so this fixes
+    the other one. Step 0 where the words do not say which step it is: one entry for each."""
+    at = [i for i, w in enumerate(turn) if w in _OPERATIONS]
+    out: list[Named] = []
+    for i, n in zip(at, named(turn), strict=True):
+        before = [w for w in turn[max(0, i - 2) : i] if w not in _FIRST | _SECOND]
+        if before[-1:] == ["not"] or turn[i + 1 : i + 3] in (("is", "wrong"), ("is", "not")):
+            out += [Named(other(step, n.op), step) for step in ([n.step] if n.step else [1, 2])]
     return tuple(out)
 
 
