@@ -239,12 +239,16 @@ def build_classroom(recipe: Recipe, policy: Policy) -> Classroom:
 
 
 def _pusher(recipe: Recipe, policy: Policy, engine: VllmEngine, probe: Sequence[Sequence[int]]) -> WeightPush:
-    spec = recipe.tutor.engine
+    spec, shared = recipe.tutor.engine, policy.shared_scorer
     folder = Path(spec.push_folder) if spec.push_folder else Path(recipe.output_dir) / recipe.name / "push"
     settings: dict[str, Any] = {
         "probe": probe,
-        "score": make_scorer(policy.model, recipe.training.logit_chunk),
-        "tolerance": probe_tolerance(recipe, next(policy.model.parameters())),
+        "score": make_scorer(policy.model, recipe.training.logit_chunk)
+        if shared is None
+        else shared.on(probe),
+        "tolerance": (
+            probe_tolerance(recipe, next(policy.model.parameters())) if shared is None else shared.tolerance
+        ),
         "timeout_s": spec.push_timeout_s,
         "patience_s": spec.http.outage_limit_s,
     }
