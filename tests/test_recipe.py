@@ -43,7 +43,7 @@ def error(path: Path, *overrides: str) -> str:
 @pytest.mark.parametrize(
     ("name", "command"),
     [
-        ("latent/cpu", "maieutic latent run` (or `maieutic latent check`"),
+        ("latent/cpu", "maieutic latent run` or `maieutic latent check`"),
         ("reat/cpu", "maieutic reat run`"),
         ("reat/ablations", "maieutic reat run`"),
         ("micro/sft", "maieutic sft`"),
