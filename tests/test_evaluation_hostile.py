@@ -182,3 +182,15 @@ def test_names_in_results_are_text(tmp_path: Path) -> None:
     found.write(tmp_path)
     text = (tmp_path / "environment.md").read_text()
     assert "<img" not in text and "\n# x" not in text and "| r\\|1 | v\\|\\\\\\|  |" in text
+
+
+@pytest.mark.parametrize(
+    "extra,said",
+    [
+        (["votez=3"], "votez: Extra inputs are not permitted; did you mean 'votes'?"),
+        (["--concurrency", "0"], "0"),
+    ],
+)
+def test_a_judge_that_cannot_be_asked_is_named(tmp_path: Path, extra: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["evaluate-judge", "rule", "--out", str(tmp_path), *extra])
+    assert done.exit_code == 2 and said in done.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -102,7 +103,11 @@ def _judge(text: str, overrides: list[str]) -> JudgeSpec:
     try:
         return JudgeSpec.model_validate(data)
     except ValidationError as error:
-        raise RecipeError(f"judge {text}: {error.errors(include_url=False)[0]['msg']}") from None
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(k) for k in first["loc"])
+        near = difflib.get_close_matches(key, JudgeSpec.model_fields, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near and key not in JudgeSpec.model_fields else ""
+        raise RecipeError(f"judge {text}: {key}: {first['msg']}{hint}") from None
 
 
 def evaluate_judge(
@@ -134,7 +139,7 @@ def evaluate_judge(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for judge.json and judge.md.")] = Path(
         "evaluations/judge"
     ),
-    concurrency: Annotated[int, typer.Option(help="Transcripts judged at once.")] = 8,
+    concurrency: Annotated[int, typer.Option(min=1, help="Transcripts judged at once.")] = 8,
 ) -> None:
     """Hold a judge of gates against transcripts with planted faults: confusion, precision and recall by criterion."""
     from maieutic.evaluation.judge_report import run_judge
