@@ -188,7 +188,7 @@ def test_names_in_results_are_text(tmp_path: Path) -> None:
     "extra,said",
     [
         (["votez=3"], "votez: Extra inputs are not permitted; did you mean 'votes'?"),
-        (["--concurrency", "0"], "0"),
+        (["--concurrency", "0"], "'--concurrency'"),
     ],
 )
 def test_a_judge_that_cannot_be_asked_is_named(tmp_path: Path, extra: list[str], said: str) -> None:
