@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from maieutic import yaml12
 from maieutic.errors import MaieuticError
 from maieutic.micro import science
 from maieutic.micro.build import check_target
@@ -267,8 +268,13 @@ def test_sft_is_measured_as_an_arm_of_the_full_experiment(
     assert loaded.experiment_overrides == ["tutor.model=x", "problems.source=y"] and loaded.seed == 101
     (run / "sft.json").parent.mkdir(parents=True)
     (run / "sft.json").write_text("{}")
-    train("sft", 101, tmp_path, [])
+    (run / "recipe.yaml").write_text(yaml12.dump(loaded.model_dump(mode="json")))
+    train("sft", 101, tmp_path, ["tutor.model=x", "problems.source=y"])
     assert len(commands) == 1, "a finished run is not trained again"
+    with pytest.raises(
+        MaieuticError, match=r"sft-101 was trained with other overrides \(tutor\.model=x problems"
+    ):
+        train("sft", 101, tmp_path, ["tutor.model=z", "problems.source=y"])
 
 
 def test_curve_keeps_training_rows_only(tmp_path: Path) -> None:

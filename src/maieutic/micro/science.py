@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from maieutic import yaml12
 from maieutic.config import Recipe
 from maieutic.env.base import Episode
 from maieutic.errors import MaieuticError
@@ -44,6 +45,12 @@ def train(arm: str, seed: int, out: Path, overrides: Sequence[str]) -> tuple[Pat
     common = [f"micro/{arm}", f"name={name}", f"seed={seed}", f"output_dir={out / 'runs'}"]
     if arm in EXPERIMENT:
         if (folder / "sft.json").is_file():
+            saved, _ = yaml12.load((folder / "recipe.yaml").read_text(encoding="utf-8"), str(folder))
+            if saved["experiment_overrides"] != list(overrides):
+                raise MaieuticError(
+                    f"{folder} was trained with other overrides ({' '.join(saved['experiment_overrides'])}): name another "
+                    "folder with --out"
+                )
             return folder, folder / "model"
         shutil.rmtree(folder, ignore_errors=True)
         command = [sys.executable, "-m", "maieutic", "sft", *common]
