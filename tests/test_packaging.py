@@ -72,7 +72,17 @@ def test_setup_reads_the_locked_torch() -> None:
 def test_make_help_lists_the_targets() -> None:
     out = subprocess.check_output(["make", "help"], text=True, cwd=REPO)
     named = {line.split()[1] for line in out.splitlines()}
-    assert {"setup", "demo", "demo-smollm2", "test-fast", "test", "test-all", "check", "bench", "lock"} <= named
+    assert {
+        "setup",
+        "demo",
+        "demo-smollm2",
+        "test-fast",
+        "test",
+        "test-all",
+        "check",
+        "bench",
+        "lock",
+    } <= named
 
 
 def test_version_is_one() -> None:
