@@ -335,7 +335,7 @@ def _reading(arms: Sequence[Arm], others: Sequence[Sequence[Arm]]) -> str:
             for other in others
         )
         text += (
-            "\nThe five core claims come out the same with every tutor and student.\n"
+            "\nThe five core claims come out the same with every tutor and student, on the seeds that were run.\n"
             if same
             else "\n**The five core claims do not all come out the same with every tutor and student: see the tables.**\n"
         )
