@@ -71,8 +71,9 @@ class StopSignals:
 
             mine = torch.tensor([self.received or 0], dtype=torch.int64, device=accelerator.device)
             number = int(accelerator.gather(mine).max())
-            if number:
-                self.received = number
+            if not number:  # one that has come since then waits for the next call: the other ranks do not know of it
+                return None
+            self.received = number
         return self.received
 
     def run(self, coroutine: Coroutine[Any, Any, T], runner: asyncio.Runner | None = None) -> T:
