@@ -49,7 +49,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 GresTypes=gpu
 ReturnToService=2
-SlurmdTimeout=10
+SlurmdTimeout={slurmd_timeout}
 KillWait=5
 MinJobAge=600
 SchedulerType=sched/backfill
@@ -91,7 +91,7 @@ class OneBox:
     """A cluster of ``nodes`` nodes; ``gpus`` fake ones on each (character devices that nothing opens).
 
     ``requeue_on_85``: the site's RequeueExit. ``user_signal``: preemption sends the signal that a job asked for, not SIGTERM.
-    ``prefix``: of the nodes' names.
+    ``slurmd_timeout_s``: how long SLURM takes a silent node for a living one. ``prefix``: of the nodes' names.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class OneBox:
         gpus: int = 4,
         requeue_on_85: bool = True,
         user_signal: bool = True,
+        slurmd_timeout_s: int = 10,
         prefix: str | None = None,
     ) -> None:
         # Boxes of several test processes at once must not share names and addresses.
@@ -109,6 +110,7 @@ class OneBox:
         self.root, self.nodes = root, [f"{prefix}{i + 1}" for i in range(nodes)]
         self._network, self._mark = 64 + zlib.crc32(prefix.encode()) % 150, f"{_MARK}-{prefix}"
         self.gpus, self.requeue_on_85, self.user_signal = gpus, requeue_on_85, user_signal
+        self.slurmd_timeout_s = slurmd_timeout_s
         self.env = {**os.environ, "SLURM_CONF": str(root / "slurm.conf")}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -161,6 +163,7 @@ class OneBox:
         ]
         values = {"host": host, "port": free_port(), "root": self.root, "nodes": "\n".join(lines)}
         values["requeue_exit"] = "RequeueExit=85" if self.requeue_on_85 else ""
+        values["slurmd_timeout"] = self.slurmd_timeout_s
         parameters = "SlurmctldParameters=preempt_send_user_signal" if self.user_signal else ""
         (self.root / "slurm.conf").write_text(CONFIG.format(**values, preempt_signal=parameters))
         devices = self.root / "gpu"

@@ -60,7 +60,10 @@ class World:
         self.tag = f"maieutic-slurm-test-{uuid.uuid4().hex}"
         self.env = {
             **box.env,
-            "PYTHONPATH": str(TESTS),
+            # Jobs import what this test imports.
+            "PYTHONPATH": os.pathsep.join(
+                [str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+            ).rstrip(os.pathsep),
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             "MAIEUTIC_TEST_TAG": self.tag,
@@ -75,7 +78,7 @@ class World:
             f"START_SECONDS=300\nGRACE_SECONDS=15\nVLLM_PYTHON={fake}\n"
         )
 
-    def recipe(self, **changes: Any) -> Path:
+    def recipe(self, outage_limit_s: float = 60.0, **changes: Any) -> Path:
         data = parts.recipe_dict(self.folder / "models" / "tutor", self.folder, **{
             "output_dir": "runs",
             "tutor.dtype": "float32",
@@ -90,7 +93,7 @@ class World:
             **changes,
         })  # fmt: skip
         data["students"][0] |= {"model": str(self.folder / "models" / "student"), "dtype": "float32"}
-        http = {"outage_limit_s": 60.0}
+        http = {"outage_limit_s": outage_limit_s}
         data["students"][0]["engine"] = {"kind": "vllm", "urls": ["file:anywhere/*.json"], "http": http}
         judge = str(self.folder / "models" / "judge")
         engine = {"kind": "chat", "urls": ["file:anywhere/*.json"]}
@@ -146,7 +149,8 @@ class World:
 
 @pytest.fixture
 def world(box: OneBox, tmp_path: Path) -> World:
-    box.wait(lambda: len(box.idle()) == len(box.nodes), 60, "all nodes idle")
+    box.run("scancel", "--user=root", check=False)  # what a test that failed left behind
+    box.wait(lambda: len(box.idle()) == len(box.nodes), 120, "all nodes idle")
     return World(box, tmp_path)
 
 
@@ -315,6 +319,28 @@ def test_a_node_dies_and_the_run_goes_on_elsewhere(
     box.wait(lambda: not leftovers(world.tag), 30, f"no process ({leftovers(world.tag)})")
 
 
+def test_training_ends_before_slurm_notices_a_dead_node(uninterrupted: Path, tmp_path: Path) -> None:
+    """A site that is slow to notice, and trainers that soon give up on a server: the script finds the node silent and requeues."""
+    box = OneBox(tmp_path / "box", gpus=0, slurmd_timeout_s=120, prefix=f"u{os.getpid()}x")
+    try:
+        box.start()
+        (tmp_path / "w").mkdir()
+        world = World(box, tmp_path / "w")
+        (job,) = world.submit(env={"FAKE_DELAY": "0.5"}, outage_limit_s=15.0)
+        box.wait(lambda: world.steps("run") >= 1, START_S, "the first step")
+        node = box.run("scontrol", "show", "hostnames", _nodes_of(box, job)).split()[2]
+        box.crash(node)
+        assert box.ended(job, RUN_S) == "COMPLETED", world.log("run", job)
+        log = world.log("run", job)
+        assert "EngineDownError" in log and f"{node} does not answer" in log
+        assert box.restarts(job) == 1
+        assert log.index("requeued; it goes on") < log.index("resuming from /")
+        same_run(world.run("run"), uninterrupted)
+        box.wait(lambda: not leftovers(world.tag), 30, f"no process ({leftovers(world.tag)})")
+    finally:
+        box.stop()
+
+
 def _nodes_of(box: OneBox, job: str) -> str:
     found = re.search(r"^ *NodeList=(\S+)", box.run("scontrol", "show", "job", job), re.MULTILINE)
     assert found
@@ -336,7 +362,9 @@ def test_a_server_that_never_gets_healthy_ends_the_job_by_name(world: World, box
     world.nothing_is_left("run")
 
 
-def test_a_dead_server_stops_training_with_a_checkpoint(world: World, box: OneBox) -> None:
+def test_a_dead_server_stops_training_with_a_checkpoint_from_which_it_goes_on(
+    world: World, box: OneBox, uninterrupted: Path
+) -> None:
     (job,) = world.submit(env={"FAKE_DELAY": "0.5"})
     box.wait(lambda: world.steps("run") >= 1, START_S, "the first step")
     (file,) = world.run("run").glob("endpoints/*/student.0.json")
@@ -344,7 +372,12 @@ def test_a_dead_server_stops_training_with_a_checkpoint(world: World, box: OneBo
     assert box.ended(job, RUN_S) == "FAILED"
     log = world.log("run", job)
     assert "EngineDownError" in log and "student.0 had ended by then" in log and "wrote checkpoint" in log
+    assert box.restarts(job) == 0 and world.steps("run") < STEPS
     world.nothing_is_left("run")
+    (again,) = world.submit("--resume")
+    assert box.ended(again, RUN_S) == "COMPLETED", world.log("run", again)
+    assert "resuming from /" in world.log("run", again)
+    same_run(world.run("run"), uninterrupted)
 
 
 def test_a_cancelled_job_stays_cancelled(world: World, box: OneBox) -> None:
