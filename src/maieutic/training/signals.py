@@ -71,7 +71,8 @@ class StopSignals:
 
             mine = torch.tensor([self.received or 0], dtype=torch.int64, device=accelerator.device)
             number = int(accelerator.gather(mine).max())
-            if not number:  # one that has come since then waits for the next call: the other ranks do not know of it
+            if not number:
+                # One that has come since then waits for the next call: the other ranks do not know of it.
                 return None
             self.received = number
         return self.received
