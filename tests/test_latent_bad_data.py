@@ -213,7 +213,9 @@ def test_label_files_as_people_save_them(tmp_path) -> None:
             out.writerow(lines[1][:6])  # a short row is an unlabelled one
 
     save("ASK", notes="hard to say – naïve", encoding="utf-8-sig")
+    limit = csv.field_size_limit()
     (found,) = agreement(path)
+    assert csv.field_size_limit() == limit, "the limit is the whole process's"
     assert (found.column, found.n) == ("move", 1)
     save("aks")
     with pytest.raises(MaieuticError, match=r"row 2, move: 'aks' is no move \(there are .*ask"):

@@ -114,16 +114,19 @@ def agreement(people: Path, machine: Path | None = None) -> list[Agreement]:
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
+    # A conversation may be longer than the module's limit, which is one for the whole process: others rely on it.
+    before = csv.field_size_limit(2**30)
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file)
-            csv.field_size_limit(2**30)  # a conversation may be longer than the module's limit
             head = next(lines, [])
             found = [dict(zip_longest(head, line[: len(head)], fillvalue="")) for line in lines if line]
     except OSError as error:
         raise MaieuticError(f"{path}: cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise MaieuticError(f"{path}: no CSV file in UTF-8: {error}") from error
+    finally:
+        csv.field_size_limit(before)
     if "id" not in head:
         raise MaieuticError(
             f"{path}: no column 'id': save it with commas between the columns, as it was exported"
