@@ -20,6 +20,7 @@ from typing import Any
 from aiohttp import web
 
 from maieutic.dialogue import Turn
+from maieutic.engines.loopback import LoopbackChat
 from maieutic.latent.moves import PAPER_4, RuleLabeller
 from maieutic.latent.reading import RuleReader
 from maieutic.latent.told import claims_answer
@@ -76,26 +77,11 @@ def mood_of(text: str) -> int:
 
 
 @dataclass
-class RuleRoles:
+class RuleRoles(LoopbackChat):
     """``async with RuleRoles(answers) as url``: the server runs on a free port of 127.0.0.1. ``answers``: by problem text."""
 
     answers: Mapping[str, str]
     requests: int = 0
-
-    async def __aenter__(self) -> str:
-        app = web.Application(client_max_size=2**26)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_get("/health", self._health)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._runner.cleanup()
-
-    async def _health(self, request: web.Request) -> web.Response:
-        return web.Response()
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = await request.json()

@@ -22,6 +22,7 @@ from typing import Any
 
 from aiohttp import web
 
+from maieutic.engines.loopback import LoopbackChat
 from maieutic.reat import prompts, rule_speech
 from maieutic.reat.schema import (
     DIMENSIONS,
@@ -109,7 +110,7 @@ def _read(user: str) -> _Asked:
 
 
 @dataclass
-class RuleRoles:
+class RuleRoles(LoopbackChat):
     """``async with RuleRoles() as url``: the server runs on a free port of 127.0.0.1.
 
     Args:
@@ -126,21 +127,6 @@ class RuleRoles:
     most_open: int = 0
     """Most requests in work at once."""
     _open: int = 0
-
-    async def __aenter__(self) -> str:
-        app = web.Application(client_max_size=2**26)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_get("/health", self._health)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._runner.cleanup()
-
-    async def _health(self, request: web.Request) -> web.Response:
-        return web.Response()
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = await request.json()

@@ -25,6 +25,7 @@ from aiohttp import web
 
 from maieutic.dialogue import Message
 from maieutic.engines.base import Completion, Sampling
+from maieutic.engines.loopback import LoopbackChat
 from maieutic.reat import live, prompts, sample_score
 from maieutic.reat.persona import SIGNAL, load_personas
 from maieutic.reat.world import (
@@ -333,26 +334,11 @@ class WorldChat:
 
 
 @dataclass
-class WorldServer:
+class WorldServer(LoopbackChat):
     """``async with WorldServer(roles) as url``: an OpenAI-compatible endpoint on a free port of 127.0.0.1."""
 
     roles: WorldRoles = field(default_factory=WorldRoles)
     requests: int = 0
-
-    async def __aenter__(self) -> str:
-        app = web.Application(client_max_size=2**26)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_get("/health", self._health)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._runner.cleanup()
-
-    async def _health(self, request: web.Request) -> web.Response:
-        return web.Response()
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = await request.json()
