@@ -22,7 +22,7 @@ endif
 
 COMPARE ?= compare/cpu
 
-.PHONY: help setup demo demo-smollm2 compare test-fast test test-all mutants check format bench science science-all lock clean
+.PHONY: help setup demo demo-smollm2 compare test-fast test test-all mutants check format bench bench-all science science-all lock clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -70,10 +70,11 @@ format: $(STAMP) ## let ruff format and mend what it can
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## every benchmark; each ends with one JSON line
-	@set -e; found=; for file in benchmarks/*.py; do \
-	    [ -e "$$file" ] || continue; found=1; $(TIMED) "$$file" $(BIN)/python "$$file"; \
-	done; [ -n "$$found" ] || { echo "there is no benchmarks/*.py" >&2; exit 1; }
+bench: $(STAMP) $(VLLM_READY) ## the figures of docs/performance.md, about 40 minutes on two cores (VLLM=0: without real servers)
+	@$(TIMED) "benchmarks" $(BIN)/python scripts/bench.py $(if $(NOT_VLLM),--no-vllm) $(ARGS)
+
+bench-all: $(STAMP) $(VLLM_READY) ## the same and every other script of benchmarks/; each ends with one JSON line
+	@$(TIMED) "benchmarks" $(BIN)/python scripts/bench.py --others $(if $(NOT_VLLM),--no-vllm) $(ARGS)
 
 science: $(STAMP) ## five arms × five seeds on the micro-classroom → docs/science.md; goes on where it stopped
 	@$(TIMED) "science" $(BIN)/python -m maieutic.micro.science $(ARGS)
