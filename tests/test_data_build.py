@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 import yaml
 
 import data_world as world
+from maieutic.engines.usage import Ledger
 from maieutic.errors import SpendingLimitError
 from maieutic.problems import ProblemPair, read_pairs
-from maieutic.problems.build.pipeline import BuildReport, build_dataset
+from maieutic.problems.build.pipeline import BuildProgress, BuildReport, build_dataset
 from maieutic.problems.build.recipe import load_data_recipe
 
 ROWS = 200
@@ -102,6 +104,13 @@ def check_row(pair: ProblemPair, student: str, bad_attempts: set[int]) -> None:
     assert passes == (made["flags"] == []), "a flagged row is one that misses the gate"
 
 
+def test_work_of_days_shows_all_its_hours() -> None:
+    state = BuildProgress(101, Ledger(None), done=1, fresh=1, started=time.monotonic() - 1_000)
+    assert state.eta_s == pytest.approx(100_000, rel=1e-3)
+    assert state.line().startswith("1 of 101 rows, 0 with a variant, 0 attempts rejected; 0 requests")
+    assert " ETA 27:4" in state.line()
+
+
 def small(tmp_path: Path, shared_data_dir: Path, n: int) -> Path:
     return head(shared_data_dir / "gsm8k-train-300.jsonl", n, tmp_path / "gsm8k.jsonl")
 
@@ -126,7 +135,7 @@ def test_a_second_start_asks_nothing_and_a_new_gate_reuses_the_answers(
         data["gate"] = {"ceiling": 1.0, "gap": 1.0}
         loose = run(data, tmp_path / "r.yaml")
     assert told[0].startswith("0 of 12 rows, 0 with a variant") and told[0].endswith("ETA ?")
-    assert told[-1].startswith("12 of 12 rows") and told[-1].endswith("ETA 00:00:00")
+    assert told[-1].startswith("12 of 12 rows") and told[-1].endswith("ETA 0:00:00")
     requests = sum(int(u["requests"]) for u in first.usage.values())
     assert f"{requests} requests" in told[-1] and " tokens, $0.00" in told[-1]
     assert loose.asked == 0, "a looser gate needs no new request: the first verified variant passes now"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from maieutic.problems.build.pipeline import BuildProgress
     from maieutic.problems.schema import ProblemPair
 
 DatasetArg = Annotated[
@@ -55,37 +54,17 @@ def build(
     """
     from dataclasses import asdict
 
+    from maieutic.paced import Teller
     from maieutic.problems.build.pipeline import build_dataset
     from maieutic.problems.build.recipe import load_data_recipe
 
     loaded = load_data_recipe(recipe, overrides or [])
     try:
-        report = build_dataset(loaded, retry_failed=retry_failed, progress=_Teller())
+        report = build_dataset(loaded, retry_failed=retry_failed, progress=Teller())
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
     typer.echo(json.dumps(asdict(report), ensure_ascii=False) if as_json else "\n".join(report.lines()))
-
-
-class _Teller:
-    """A line of progress on stderr: kept up to date on a terminal, else one at every twentieth of the rows."""
-
-    def __init__(self) -> None:
-        import sys
-
-        self._live, self._last = sys.stderr.isatty(), -1
-
-    def __call__(self, state: BuildProgress) -> None:
-        import sys
-
-        if self._live:
-            end = "\n" if state.done == state.total else ""
-            print(f"\r\x1b[K{state.line()}", end=end, file=sys.stderr, flush=True)
-            return
-        part = 20 * state.done // max(state.total, 1)
-        if part != self._last:
-            self._last = part
-            print(state.line(), file=sys.stderr, flush=True)
 
 
 def stats(

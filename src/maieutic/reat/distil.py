@@ -24,44 +24,27 @@ from typing import Any
 
 from maieutic.engines.usage import Ledger, Usage
 from maieutic.errors import MaieuticError, RunFolderError
+from maieutic.paced import Paced
 from maieutic.problems.build.checkpoint import Journal
 from maieutic.reat.distil_config import DistilSection
 from maieutic.reat.review import Review, review
 from maieutic.reat.roles import Roles
 from maieutic.reat.schema import Sink
 from maieutic.reat.turns import TurnContext, read_contexts
-from maieutic.training.progress import eta
 
 
 @dataclass(slots=True)
-class DistilProgress:
-    """Where a distillation stands; ``eta_s`` counts only turns that this process had to ask for."""
+class DistilProgress(Paced):
+    """Where a distillation stands, in turns."""
 
-    total: int
-    ledger: Ledger
-    done: int = 0
-    fresh: int = 0
-    """Turns done that needed a request of this process."""
     passed: int = 0
     admitted: int = 0
     """Turns whose experience the sink has taken (or discarded)."""
-    started: float = field(default_factory=time.monotonic)
 
-    @property
-    def eta_s(self) -> float | None:
-        """Seconds to go at the pace so far; None before the first fresh turn."""
-        if not self.fresh:
-            return None
-        return (time.monotonic() - self.started) / self.fresh * (self.total - self.done)
-
-    def line(self) -> str:
-        """One line for people."""
-        roles = self.ledger.roles.values()
-        tokens = sum(u.prompt_tokens + u.completion_tokens for u in roles)
-        left = "?" if self.eta_s is None else eta(self.eta_s)
+    def counts(self) -> str:
         return (
-            f"{self.done} of {self.total} turns, {self.passed} passed the gate, {self.admitted} offered to the repository; "
-            f"{sum(u.requests for u in roles)} requests, {tokens:,} tokens, ${self.ledger.usd:.2f}; ETA {left}"
+            f"{self.done} of {self.total} turns, {self.passed} passed the gate, "
+            f"{self.admitted} offered to the repository"
         )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from maieutic.engines.usage import Ledger
+from maieutic.paced import Teller
 from maieutic.reat.connect import connect_roles
-from maieutic.reat.distil import DistilProgress, DistilReport, distil
+from maieutic.reat.distil import DistilReport, distil
 from maieutic.reat.distil_config import DistilRecipe
 from maieutic.reat.embeddings import make_embedder
 from maieutic.reat.repository import Repository
@@ -48,20 +48,3 @@ async def run(
                 retry_failed=retry_failed,
                 progress=Teller(),
             )
-
-
-class Teller:
-    """A line of progress on stderr: kept up to date on a terminal, else one at every twentieth of the turns."""
-
-    def __init__(self) -> None:
-        self._live, self._last = sys.stderr.isatty(), -1
-
-    def __call__(self, state: DistilProgress) -> None:
-        if self._live:
-            end = "\n" if state.done == state.total else ""
-            print(f"\r\x1b[K{state.line()}", end=end, file=sys.stderr, flush=True)
-            return
-        part = 20 * state.done // max(state.total, 1)
-        if part != self._last:
-            self._last = part
-            print(state.line(), file=sys.stderr, flush=True)

@@ -21,6 +21,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from maieutic.paced import eta
+
 log = logging.getLogger("maieutic.train")
 
 SHOWN = (
@@ -50,13 +52,6 @@ def summary(step: int, max_steps: int, row: Mapping[str, float]) -> str:
     """One line that says how a step went."""
     parts = [f"{name.split('/')[-1]} {row[name]:.4g}" for name in SHOWN if name in row]
     return f"step {step}/{max_steps}: " + ", ".join(parts)
-
-
-def eta(seconds: float) -> str:
-    """``1:02:03``-style time."""
-    minutes, s = divmod(round(seconds), 60)
-    h, m = divmod(minutes, 60)
-    return f"{h}:{m:02d}:{s:02d}"
 
 
 class PlainReporter:

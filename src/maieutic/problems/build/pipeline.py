@@ -17,12 +17,13 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from maieutic.engines.usage import Ledger
 from maieutic.errors import EngineError, ProblemDataError
+from maieutic.paced import Paced
 from maieutic.problems.build.checkpoint import Journal
 from maieutic.problems.build.recipe import DataRecipe
 from maieutic.problems.build.rewrite import Rejected, load_prompts
@@ -35,33 +36,16 @@ from maieutic.problems.schema import ProblemPair
 
 
 @dataclass(slots=True)
-class BuildProgress:
-    """Where a build stands; ``eta_s`` counts only rows that this process had to ask for."""
+class BuildProgress(Paced):
+    """Where a build stands, in rows."""
 
-    total: int
-    ledger: Ledger
-    done: int = 0
-    fresh: int = 0
-    """Rows done that needed a request of this process."""
     with_variant: int = 0
     rejected: int = 0
-    started: float = field(default_factory=time.monotonic)
 
-    @property
-    def eta_s(self) -> float | None:
-        """Seconds to go at the pace so far; None before the first fresh row."""
-        if not self.fresh:
-            return None
-        return (time.monotonic() - self.started) / self.fresh * (self.total - self.done)
-
-    def line(self) -> str:
-        """One line for people."""
-        roles = self.ledger.roles.values()
-        tokens = sum(u.prompt_tokens + u.completion_tokens for u in roles)
-        eta = "?" if self.eta_s is None else time.strftime("%H:%M:%S", time.gmtime(self.eta_s))
+    def counts(self) -> str:
         return (
-            f"{self.done} of {self.total} rows, {self.with_variant} with a variant, {self.rejected} attempts rejected; "
-            f"{sum(u.requests for u in roles)} requests, {tokens:,} tokens, ${self.ledger.usd:.2f}; ETA {eta}"
+            f"{self.done} of {self.total} rows, {self.with_variant} with a variant, "
+            f"{self.rejected} attempts rejected"
         )
 
 
