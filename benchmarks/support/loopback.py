@@ -1,9 +1,10 @@
 """A vLLM-like server on loopback with scripted answers, in a process of its own, so that its CPU is nobody else's.
 
 It speaks HTTP/1.1 through a bare asyncio protocol and answers ``/v1/completions`` (prompts of token ids) and
-``/v1/chat/completions`` with what vLLM 0.31 puts into such answers: the prompt's ids again for ``return_token_ids``, tokens and top
-log-probs beside the sampled ids. Answers are made beforehand and chosen by the request alone (its bytes, and how many messages it
-holds), never by the order of arrival. ``latency(body)`` and ``slots`` make a server of a given speed out of it.
+``/v1/chat/completions`` with what vLLM 0.31 puts into such answers: the prompt's ids again for ``return_token_ids``, tokens and
+top log-probs beside the sampled ids. What it says follows from the bytes of a request alone, never from the order of arrival,
+and is put together from sentences that were tokenised beforehand. ``latency(body)`` and ``slots`` make a server of a given speed
+out of it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,89 +29,148 @@ Latency = Callable[[dict[str, Any]], float]
 """Seconds that a request (its parsed body) is worked on. A module-level function, so that it can be sent to the process."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One scripted continuation. ``ids`` end with the stop token where ``finish`` is ``stop``."""
+@dataclass(frozen=True)
+class Piece:
+    """A sentence, or a part of one, that is tokenised alike wherever it stands in an answer."""
 
     text: str
-    """Without the stop token."""
     ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
     tokens: tuple[str, ...]
     """The ids as texts, one each."""
-    finish: str = "stop"
+    logprobs: tuple[float, ...]
+
+    @cached_property
+    def json(self) -> tuple[bytes, ...]:
+        """Without brackets: text, ids, log-probs, tokens, top log-probs."""
+        top = [{t: p} for t, p in zip(self.tokens, self.logprobs, strict=True)]
+        fields = ("".join(self.tokens), self.ids, self.logprobs, self.tokens, top)
+        return tuple(json.dumps(f, separators=(",", ":"))[1:-1].encode() for f in fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server says to one request. ``text`` is without the stop token, with which ``ids`` end."""
+
+    text: str
+    ids: list[int]
+    logprobs: list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the server says. ``answers[model][turn][variant]``: the turn is the number of messages modulo that of the scripted
-    turns, the variant comes from a checksum of the request. ``tests[model][variant]`` answers requests for several samples."""
+    """What the server says: sentences drawn by a checksum of the request's bytes, so that hardly two answers are alike.
 
-    answers: Mapping[str, Sequence[Sequence[Answer]]]
-    tests: Mapping[str, Sequence[Answer]]
-    turn_id: int
-    """Token id that stands once in every message of a prompt of ids (``<|im_start|>``): counts its messages."""
-    max_model_len: int = 32_768
+    ``tokens[model]``: the possible lengths of an answer, stop token included; one is drawn. ``tests[model]``: that of each sample
+    where a request asks for several (a post-test), which then end with a boxed number.
+    """
 
-    def choose(self, raw: bytes, body: Mapping[str, Any]) -> tuple[int, list[int]]:
-        """Turn (-1: a test) and variants of an answer to ``body``, whose bytes are ``raw``: one variant a sample."""
-        prompt, n, model = body.get("prompt"), body.get("n") or 1, body["model"]
-        turns = self.answers[model]
-        if n > 1 and model in self.tests:
-            turn, among = -1, len(self.tests[model])
-        else:
-            messages = prompt.count(self.turn_id) if prompt is not None else len(body["messages"])
-            turn = messages % len(turns)
-            among = len(turns[turn])
+    tokens: Mapping[str, Sequence[int]]
+    tests: Mapping[str, int]
+    first: Sequence[Piece]
+    """Sentences that begin an answer."""
+    further: Sequence[Piece]
+    """The same with a space before them."""
+    parts: Mapping[int, Sequence[Piece]]
+    """Beginnings of sentences by their number of tokens, with a space before them: they fill an answer up."""
+    boxes: Sequence[Piece]
+    """Boxed numbers, with a space before them; all have as many tokens."""
+    stop: Piece
+    max_model_len: int
+
+    def keys(self, raw: bytes, n: int) -> list[int]:
+        """One for each of the ``n`` answers to a request with the bytes ``raw``."""
         first = zlib.crc32(raw)
-        return turn, [(first + i) % among for i in range(n)]
+        return [first] if n == 1 else [_next(first + i) for i in range(n)]
 
-    def said(self, model: str, turn: int, variant: int) -> Answer:
+    def pieces(self, model: str, key: int, n: int = 1) -> list[Piece]:
+        """The answer with this key, as one of ``n``."""
+        x = _next(key)
+        tail: list[Piece] = []
+        if n > 1 and model in self.tests:
+            left = self.tests[model]
+            tail = [self.boxes[(x >> 33) % len(self.boxes)]]
+        else:
+            lengths = self.tokens[model]
+            left = lengths[(x >> 33) % len(lengths)]
+        tail.append(self.stop)
+        left -= sum(len(p.ids) for p in tail)
+        longest, source = max(self.parts), self.first
+        out: list[Piece] = []
+        while left > longest or not out:
+            x = _next(x)
+            out.append(source[(x >> 33) % len(source)])
+            left -= len(out[-1].ids)
+            source = self.further
+        while left > 0:
+            x = _next(x)
+            part = min(left, longest)
+            out.append(self.parts[part][(x >> 33) % len(self.parts[part])])
+            left -= part
+        if left < 0:
+            raise ValueError(f"an answer of {model} is too short for a sentence of {len(out[0].ids)} tokens")
+        return out + tail
+
+    def said(self, model: str, key: int, n: int = 1) -> Answer:
         """The answer that the log of the server names."""
-        return self.tests[model][variant] if turn < 0 else self.answers[model][turn][variant]
+        found = self.pieces(model, key, n)
+        return Answer(
+            "".join(p.text for p in found[:-1]),
+            [i for p in found for i in p.ids],
+            [x for p in found for x in p.logprobs],
+        )
+
+
+def _next(x: int) -> int:
+    """A linear congruential step (Knuth's MMIX): draws without a generator's state."""
+    return (x * 6364136223846793005 + 1442695040888963407) % 2**64
 
 
 def make_script(
     tokenizer: Any,
-    tokens: Mapping[str, int],
+    tokens: Mapping[str, int | Sequence[int]],
     *,
-    turns: int = 48,
-    variants: int = 16,
-    test_tokens: Mapping[str, int] | None = None,
+    tests: Mapping[str, int] | None = None,
     max_model_len: int = 32_768,
     seed: int = 0,
 ) -> Script:
-    """Answers of exactly ``tokens[model]`` tokens each, the end of turn included, made of sentences of the shipped problems.
+    """A script of sentences of the shipped problems and dialogues; ``tokens`` and ``tests`` as in :class:`Script`.
 
-    ``test_tokens``: the same for the samples of a post-test, which end with a boxed number. ``tokenizer``: a fast one with ChatML
-    tokens. No two answers are alike, and each is the tokenizer's own rendering of its text.
+    ``tokenizer``: a fast byte-level one with ChatML tokens, which takes every word with the space before it.
     """
     rng = random.Random(seed)
-    pool = _sentences()
-    end = int(tokenizer.convert_tokens_to_ids("<|im_end|>"))
 
-    def answer(length: int, tail: str = "") -> Answer:
-        last = tokenizer.encode(tail, add_special_tokens=False) if tail else []
-        while True:
-            text = ""
-            while len(ids := tokenizer.encode(text, add_special_tokens=False)) < length:
-                text = f"{text} {rng.choice(pool)}".strip()
-            ids = [*ids[: length - 1 - len(last)], *last]
-            text = tokenizer.decode(ids)
+    def piece(text: str, ids: Sequence[int]) -> Piece:
+        return Piece(
+            text,
+            tuple(ids),
+            tuple(tokenizer.decode([i]) for i in ids),
+            tuple(round(-rng.expovariate(1.5), 6) for _ in ids),
+        )
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    sentences = _sentences()
+    first = [piece(s, encode(s)) for s in sentences]
+    further = [piece(f" {s}", encode(f" {s}")) for s in sentences]
+    parts: dict[int, list[Piece]] = {n: [] for n in range(1, 33)}
+    for whole in further:
+        for n in range(1, min(len(whole.ids), max(parts)) + 1):
+            text = tokenizer.decode(whole.ids[:n])
             # A cut inside a word may tokenise otherwise than it was cut.
-            if text == text.strip() and tokenizer.encode(text, add_special_tokens=False) == ids:
-                break
-        ids.append(end)
-        logprobs = tuple(round(-rng.expovariate(1.5), 6) for _ in ids)
-        return Answer(text, tuple(ids), logprobs, tuple(tokenizer.decode([i]) for i in ids))
-
+            if text.strip() and len(parts[n]) < 100 and encode(text) == list(whole.ids[:n]):
+                parts[n].append(piece(text, whole.ids[:n]))
+    boxes = [piece(t, encode(t)) for n in range(10, 100) if (t := f" \\boxed{{{n}}}")]
+    most = max(len(b.ids) for b in boxes)
+    end = int(tokenizer.convert_tokens_to_ids("<|im_end|>"))
     return Script(
-        {m: [[answer(n) for _ in range(variants)] for _ in range(turns)] for m, n in tokens.items()},
-        {
-            m: [answer(n, f" \\boxed{{{rng.randint(1, 99)}}}") for _ in range(4 * variants)]
-            for m, n in (test_tokens or {}).items()
-        },
-        int(tokenizer.convert_tokens_to_ids("<|im_start|>")),
+        {m: [n] if isinstance(n, int) else list(n) for m, n in tokens.items()},
+        dict(tests or {}),
+        [p for p in first if len(p.ids) <= 24],
+        [p for p in further if len(p.ids) <= 32],
+        {n: found for n, found in parts.items() if found},
+        [b for b in boxes if len(b.ids) == most],
+        piece("", [end]),
         max_model_len,
     )
 
@@ -160,9 +221,9 @@ class Loopback:
             return json.load(answer)
 
     def served(self) -> list[dict[str, Any]]:
-        """Every answer since the last :meth:`reset`: ``model``, ``seed``, ``turn``, ``variants``, ``prompt`` (its length in
-        tokens or messages), ``arrived`` and ``answered`` (seconds of one monotonic clock)."""
-        names = ("model", "seed", "turn", "variants", "prompt", "arrived", "answered")
+        """Every answer since the last :meth:`reset`: ``model``, ``seed``, ``n``, ``keys`` (for :meth:`Script.said`),
+        ``prompt`` (its length in tokens or messages), ``arrived`` and ``answered`` (seconds of one monotonic clock)."""
+        names = ("model", "seed", "n", "keys", "prompt", "arrived", "answered")
         return [dict(zip(names, row, strict=True)) for row in self._get("/served")]
 
     def stats(self) -> dict[str, float]:
@@ -180,12 +241,6 @@ class _Server:
 
     def __init__(self, script: Script, latency: Latency | None, slots: int | None) -> None:
         self.script, self.latency, self.slots = script, latency, slots
-        self.choices = {
-            model: [[_choice(a) for a in variants] for variants in turns]
-            for model, turns in script.answers.items()
-        }
-        for model, tests in script.tests.items():
-            self.choices[model].append([_choice(a) for a in tests])  # turn −1
         self.waiting: deque[tuple[float, Callable[[], None]]] = deque()
         self.reset()
 
@@ -215,7 +270,7 @@ class _Server:
         if path == "/health":
             return 200, b""
         if path == "/v1/models":
-            cards = [{"id": m, "max_model_len": self.script.max_model_len} for m in self.script.answers]
+            cards = [{"id": m, "max_model_len": self.script.max_model_len} for m in self.script.tokens]
             answer = {"object": "list", "data": cards}
         elif path == "/served":
             answer = self.log
@@ -231,68 +286,62 @@ class _Server:
 
     def answer(self, path: str, raw: bytes, body: dict[str, Any], arrived: float) -> bytes:
         """The whole answer to one request."""
-        model = body["model"]
-        turn, variants = self.script.choose(raw, body)
-        answers = [self.script.said(model, turn, v) for v in variants]
-        sampled = sum(len(a.ids) for a in answers)
+        model, n, script = body["model"], body.get("n") or 1, self.script
+        keys = script.keys(raw, n)
+        answers = [script.pieces(model, key, n) for key in keys]
+        sampled = sum(len(p.ids) for pieces in answers for p in pieces)
         if path == "/v1/completions":
-            prompt = len(body["prompt"])
+            prompt, kind = len(body["prompt"]), b"text_completion"
             echo = b"null"
             if body.get("return_token_ids"):
                 start = raw.index(b"[", raw.index(b'"prompt"'))
                 echo = raw[start : raw.index(b"]", start) + 1]
-            fragments = self.choices[model][turn]
-            choices = [
-                b'{"index":%d,"prompt_token_ids":%b,%b}' % (i, echo, fragments[v])
-                for i, v in enumerate(variants)
-            ]
-            kind = b"text_completion"
+            choices = [_completion(i, pieces, echo) for i, pieces in enumerate(answers)]
         else:
-            prompt = len(body["messages"])
-            choices = [
-                b'{"index":%d,"message":{"role":"assistant","content":%b,"refusal":null},"logprobs":null,'
-                b'"finish_reason":"%b","stop_reason":null}'
-                % (i, json.dumps(a.text).encode(), a.finish.encode())
-                for i, a in enumerate(answers)
-            ]
-            kind = b"chat.completion"
+            prompt, kind = len(body["messages"]), b"chat.completion"
+            choices = [_message(i, pieces) for i, pieces in enumerate(answers)]
         self.requests += 1
         self.tokens += sampled
-        self.log.append((model, body.get("seed"), turn, variants, prompt, arrived, time.monotonic()))
-        return (
-            b'{"id":"cmpl-%d","object":"%b","created":0,"model":%b,"choices":[%b],"usage":{"prompt_tokens":%d,'
-            b'"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":null}}'
-        ) % (
+        self.log.append((model, body.get("seed"), n, keys, prompt, arrived, time.monotonic()))
+        usage = (
+            b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":null}'
+            % (prompt, prompt + sampled, sampled)
+        )
+        return b'{"id":"cmpl-%d","object":"%b","created":0,"model":"%b","choices":[%b],"usage":%b}' % (
             self.requests,
             kind,
-            json.dumps(model).encode(),
+            model.encode(),
             b",".join(choices),
-            prompt,
-            prompt + sampled,
-            sampled,
+            usage,
         )
 
 
-def _choice(answer: Answer) -> bytes:
-    """A choice of ``/v1/completions`` without its opening brace, index and prompt."""
-    offsets, at = [], 0
-    for token in answer.tokens:
-        offsets.append(at)
-        at += len(token)
-    fields = {
-        "text": "".join(answer.tokens),
-        "logprobs": {
-            "text_offset": offsets,
-            "token_logprobs": answer.logprobs,
-            "tokens": answer.tokens,
-            "top_logprobs": [{t: p} for t, p in zip(answer.tokens, answer.logprobs, strict=True)],
-        },
-        "finish_reason": answer.finish,
-        "stop_reason": answer.ids[-1] if answer.finish == "stop" else None,
-        "token_ids": answer.ids,
-        "prompt_logprobs": None,
-    }
-    return json.dumps(fields, separators=(",", ":"))[1:-1].encode()
+def _completion(index: int, pieces: Sequence[Piece], prompt: bytes) -> bytes:
+    """A choice of ``/v1/completions``, with all that vLLM puts into it for ``logprobs: 0``."""
+    text, ids, logprobs, tokens, top = zip(*(p.json for p in pieces), strict=True)
+    offsets = b",".join(b"%d" % (4 * i) for i in range(sum(len(p.ids) for p in pieces)))
+    return (
+        b'{"index":%d,"text":"%b","logprobs":{"text_offset":[%b],"token_logprobs":[%b],"tokens":[%b],"top_logprobs":[%b]},'
+        b'"finish_reason":"stop","stop_reason":null,"token_ids":[%b],"prompt_logprobs":null,"prompt_token_ids":%b}'
+    ) % (
+        index,
+        b"".join(text),
+        offsets,
+        b",".join(logprobs),
+        b",".join(tokens),
+        b",".join(top),
+        b",".join(ids),
+        prompt,
+    )
+
+
+def _message(index: int, pieces: Sequence[Piece]) -> bytes:
+    """A choice of ``/v1/chat/completions``."""
+    text = b"".join(p.json[0] for p in pieces[:-1])
+    return (
+        b'{"index":%d,"message":{"role":"assistant","content":"%b","refusal":null},"logprobs":null,'
+        b'"finish_reason":"stop","stop_reason":null}'
+    ) % (index, text)
 
 
 class _Connection(asyncio.Protocol):
@@ -334,7 +383,7 @@ class _Connection(asyncio.Protocol):
         body = json.loads(raw)
         if (
             path not in ("/v1/completions", "/v1/chat/completions")
-            or body.get("model") not in server.script.answers
+            or body.get("model") not in server.script.tokens
         ):
             self.send(404, json.dumps({"error": f"nothing at {path} for {body.get('model')!r}"}).encode())
             return
