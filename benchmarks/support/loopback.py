@@ -227,7 +227,8 @@ class Loopback:
         return [dict(zip(names, row, strict=True)) for row in self._get("/served")]
 
     def stats(self) -> dict[str, float]:
-        """``requests``, ``tokens`` (sampled), ``most_open`` (at once), ``busy_s`` (work, summed) and ``cpu_s`` since the reset."""
+        """``requests``, ``tokens`` (sampled), ``most_open`` (at once), ``most_working`` (slots in use at once), ``busy_s`` (work,
+        summed) and ``cpu_s`` since the reset."""
         found: dict[str, float] = self._get("/stats")
         return found
 
@@ -246,7 +247,7 @@ class _Server:
 
     def reset(self) -> None:
         self.log: list[tuple[Any, ...]] = []
-        self.open = self.most_open = self.requests = self.tokens = self.working = 0
+        self.open = self.most_open = self.requests = self.tokens = self.working = self.most_working = 0
         self.busy = 0.0
         self.cpu = time.process_time()
 
@@ -256,6 +257,7 @@ class _Server:
             self.waiting.append((seconds, done))
             return
         self.working += 1
+        self.most_working = max(self.most_working, self.working)
         asyncio.get_running_loop().call_later(seconds, self._finish, seconds, done)
 
     def _finish(self, seconds: float, done: Callable[[], None]) -> None:
@@ -276,7 +278,7 @@ class _Server:
             answer = self.log
         elif path == "/stats":
             answer = {"requests": self.requests, "tokens": self.tokens, "most_open": self.most_open,
-                      "busy_s": self.busy, "cpu_s": time.process_time() - self.cpu}  # fmt: skip
+                      "most_working": self.most_working, "busy_s": self.busy, "cpu_s": time.process_time() - self.cpu}  # fmt: skip
         elif path == "/reset":
             self.reset()
             answer = {}
