@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from maieutic.dialogue import Message
 from maieutic.engines.base import Sample
 from maieutic.errors import ModelError, TemplateError
+from maieutic.thinking import THINK_TAGS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 LEADING_USER = "Hello."
 """Stands before a conversation that an assistant turn opens, for templates that insist on a user turn first."""
-THINK_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-"""Pairs of tags that templates use; a template that mentions none has the first pair."""
 # Some templates print today's date; prompts must be the same tomorrow. (Llama 3.1's own default.)
 _DATE = "26 Jul 2024"
 

@@ -152,7 +152,7 @@ class PolicyTutor:
 class ChatTutor:
     """:class:`maieutic.env.base.Tutor` by prompt alone, over any chat model; it leaves no token record.
 
-    Its thinking, if it has any, stays with the chat model: ``visible_tokens`` counts whatever the model reports.
+    Its thinking, if it has any, is dropped: ``visible_tokens`` counts whatever the model reports, thinking included.
     """
 
     def __init__(self, chat: ChatModel, templates: EnvTemplates, env: EnvSpec, sampling: Sampling) -> None:
@@ -167,12 +167,12 @@ class ChatTutor:
             seed=seed,
             session=f"tutor:{dialogue.id}",
         )
-        visible, ended = _without_end_token(out.text, self._env.end_token)
+        visible, ended = _without_end_token(out.visible, self._env.end_token)
         return Turn(
             "tutor",
             visible,
             visible_tokens=out.tokens,
             truncated=out.finish_reason == "length",
-            well_formed=bool(out.text.strip()),
+            well_formed=bool(out.visible.strip()),
             end_token=ended,
         )

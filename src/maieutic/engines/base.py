@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 from maieutic.dialogue import Message
+from maieutic.thinking import without_thinking
 
 FinishReason = Literal["stop", "length"]
 
@@ -77,11 +78,18 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One chat completion as text."""
+    """One chat completion as text; readers of structured answers take ``text``, everyone else ``visible``."""
 
     text: str
     finish_reason: FinishReason
     tokens: int
+    told_apart: bool = False
+    """``text`` is free of thinking already: what serves the model knows where it ends."""
+
+    @property
+    def visible(self) -> str:
+        """``text`` without thinking that a server left in it."""
+        return self.text if self.told_apart else without_thinking(self.text)
 
 
 @runtime_checkable

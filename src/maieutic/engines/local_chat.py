@@ -47,7 +47,10 @@ class LocalChat:
             stop_ids=self._renderer.stop_ids,
             session=session,
         )
-        return [Completion(self._renderer.split(s.ids).visible, s.finish_reason, len(s.ids)) for s in samples]
+        return [
+            Completion(self._renderer.split(s.ids).visible, s.finish_reason, len(s.ids), told_apart=True)
+            for s in samples
+        ]
 
     async def new_step(self, policy_version: int) -> None:
         """Drop what the engine cached. For frozen models too: a resumed run starts each step with empty caches, and how a

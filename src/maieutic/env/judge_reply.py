@@ -16,11 +16,11 @@ from html import unescape
 from typing import Any
 
 from maieutic.env.base import Decision
+from maieutic.thinking import without_opened_thinking
 
 NEAR_QUOTE = 0.9
 """Share of a quote's characters that must stand, in order, in one stretch of a tutor turn of about the quote's length."""
 _LONGEST_REPLY = 200_000
-_THOUGHT = "</think>"
 _MOST_WORK = 1_000_000
 """Characters that the search for objects in one reply may look at: a reply of nothing but braces would take hours."""
 _VERDICTS: dict[str, Decision] = {"ok": "ok", "reject": "reject"}
@@ -55,11 +55,15 @@ def read_vote(reply: str, *, truncated: bool = False) -> Vote:
         return Vote("unknown", why="empty")
     if len(reply) > _LONGEST_REPLY:
         return Vote("unknown", why="oversized")
-    found = [v for v in (_vote(o) for o in _objects(reply)) if v is not None]
+    # Only where it is marked: a tag that the tutor wrote, quoted by the judge, must not cut the verdict in two.
+    said = without_opened_thinking(reply)
+    if not said.strip():
+        return Vote("unknown", why="truncated")
+    found = [v for v in (_vote(o) for o in _objects(said)) if v is not None]
     if not found:
-        if truncated or reply.count("{") > reply.count("}"):
+        if truncated or said.count("{") > said.count("}"):
             return Vote("unknown", why="truncated")
-        return _from_lines(reply)
+        return _from_lines(said)
     if len({v.decision for v in found}) > 1:
         return Vote("unknown", why="contradictory")
     return found[-1]
@@ -79,17 +83,6 @@ def _vote(data: dict[str, Any]) -> Vote | None:
         return str(keys[key]) if keys.get(key) is not None else ""
 
     return Vote(decision, text("criterion").strip(), text("quote").strip(), text("reasoning").strip())
-
-
-def after_reasoning(reply: str) -> str:
-    """A reply without the reasoning before it (up to ``</think>``, with or without its opening tag).
-
-    Inside an answer the tag is a quotation, perhaps of a student who wrote it so that the answer be cut in two: a reply that
-    begins as an answer is left whole, and reasoning ends at the first tag.
-    """
-    if reply.lstrip().startswith(("{", "```")):
-        return reply
-    return reply[reply.find(_THOUGHT) + len(_THOUGHT) :] if _THOUGHT in reply else reply
 
 
 def _objects(reply: str) -> list[dict[str, Any]]:

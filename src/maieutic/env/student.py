@@ -79,7 +79,7 @@ class ModelStudent:
         for attempt in range(1 + self._retries):
             draw = seed if attempt == 0 else derive(seed, "another reply", attempt)
             (reply,) = await self._ask(messages, self._turn, seed=draw, n=1, session=dialogue.id)
-            why = out_of_role(reply.text, dialogue, [system])
+            why = out_of_role(reply.visible, dialogue, [system])
             if why != "empty":
                 kept = (reply, why)
             if not why:
@@ -91,7 +91,7 @@ class ModelStudent:
         reply, why = kept
         return Turn(
             "student",
-            reply.text,
+            reply.visible,
             visible_tokens=reply.tokens,
             truncated=reply.finish_reason == "length",
             attempts=attempt + 1,
@@ -122,7 +122,7 @@ class ModelStudent:
             question = self._templates.question(problem.text, same=problem.text == dialogue.problem)
             messages.append(Message("user", question))
         session = None if dialogue is None else dialogue.id  # the server that knows the dialogue
-        return [c.text for c in await self._ask(messages, self._test, seed=seed, n=k, session=session)]
+        return [c.visible for c in await self._ask(messages, self._test, seed=seed, n=k, session=session)]
 
     async def _ask(
         self, messages: list[Message], sampling: Sampling, *, seed: int, n: int, session: str | None

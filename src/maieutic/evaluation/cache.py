@@ -168,13 +168,16 @@ class CachedChat:
             more = {} if used is None else {"schema": used}
             with costs() as spent:
                 got = await self._chat.complete(messages, sampling, seed=seed, n=n, session=session, **more)
-            return {"answers": [[c.text, c.finish_reason, c.tokens] for c in got], "costs": list(spent)}
+            return {
+                "answers": [[c.text, c.finish_reason, c.tokens, c.told_apart] for c in got],
+                "costs": list(spent),
+            }
 
         row = await self._cache.get(key, ask)
         collected = _spent.get()
         if collected is not None:
             collected.extend((role, dict(cost)) for role, cost in row["costs"])
-        return [Completion(text, reason, tokens) for text, reason, tokens in row["answers"]]
+        return [Completion(*answer) for answer in row["answers"]]
 
     async def close(self) -> None:
         await self._chat.close()

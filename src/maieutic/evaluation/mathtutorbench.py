@@ -67,7 +67,7 @@ async def mathtutorbench_suite(
                 raise
             except EngineError as error:
                 raise SampleFailed(f"tutor: {error}") from error
-        said = cut_at(reply.text.rpartition("</think>")[2], task.stops)
+        said = cut_at(reply.visible, task.stops)
         prediction = task.read(said)
         out = {
             "key": key,

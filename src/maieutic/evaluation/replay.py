@@ -159,7 +159,7 @@ class ReplayStudent:
         """The next student turn; an empty one stays empty (the tutor reads it as no message)."""
         messages: list[Message] = student_view(dialogue, self._system)
         (out,) = await self._chat.complete(messages, self._sampling, seed=seed)
-        text = out.text.rpartition("</think>")[2].strip()
+        text = out.visible.strip()
         return Turn(
             "student", text or BLANK, visible_tokens=out.tokens, truncated=out.finish_reason == "length"
         )

@@ -70,7 +70,7 @@ async def retention_suite(
                 raise
             except EngineError as error:
                 raise SampleFailed(f"tutor: {error}") from error
-        (grade,) = await parts.grader.grade_many([reply.text], problem.answer)
+        (grade,) = await parts.grader.grade_many([reply.visible], problem.answer)
         right = None if grade.verdict == "error" else float(grade.verdict == "right")
         out = {
             "key": key,

@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 from maieutic.dialogue import Message
 from maieutic.engines.base import Sampling
-from maieutic.env.judge_reply import _objects, after_reasoning
+from maieutic.env.judge_reply import _objects
 from maieutic.errors import EngineError, RunStop
 from maieutic.evaluation.cache import CachedChat
 from maieutic.seeds import derive
+from maieutic.thinking import without_thinking
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ async def ask(
             raise
         except (EngineError, TimeoutError):
             return None
-        text = after_reasoning(reply.text)
+        text = without_thinking(reply.text)
         answers = [a for a in (read(o) for o in _objects(text)) if a is not None]
         if answers and all(a == answers[0] for a in answers):
             return answers[0]

@@ -269,7 +269,11 @@ class TutorAsChat:
             turn = await self._tutor.reply(dialogue, seed=seed + i)
             if turn is None:
                 raise EngineError(f"tutor {self._name}: the question does not fit its context")
-            out.append(Completion(turn.visible, "length" if turn.truncated else "stop", turn.visible_tokens))
+            out.append(
+                Completion(
+                    turn.visible, "length" if turn.truncated else "stop", turn.visible_tokens, told_apart=True
+                )
+            )
         return out
 
     async def close(self) -> None:

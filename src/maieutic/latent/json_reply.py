@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from maieutic.dialogue import Message
 from maieutic.engines.base import Sampling
-from maieutic.env.judge_reply import after_reasoning
 from maieutic.env.llm_judge import StructuredChat
 from maieutic.latent.errors import LabelError
 from maieutic.seeds import derive
+from maieutic.thinking import without_thinking
 
 T = TypeVar("T")
 LONGEST = 50_000
@@ -25,7 +25,7 @@ def find_object(text: str) -> dict[str, Any] | None:
 
     Two different objects are told apart by position alone: what a model says last is its answer.
     """
-    text = after_reasoning(text)[-LONGEST:]
+    text = without_thinking(text)[-LONGEST:]
     decoder, found, at = json.JSONDecoder(strict=False), None, 0
     for source in [*_FENCE.findall(text), text]:
         at = 0

@@ -60,7 +60,7 @@ class MoveWriter:
             (out,) = await self.chat.complete(
                 messages, sampling, seed=draw, n=1, session=f"tutor:{dialogue.id}"
             )
-            visible = out.text.rpartition("</think>")[2].strip()
+            visible = out.visible.strip()
             ended = self.env.end_token in visible
             visible = visible.replace(self.env.end_token, " ").strip()
             if visible:

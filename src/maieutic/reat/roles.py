@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from maieutic.dialogue import Message
 from maieutic.engines.base import Completion, Sampling
-from maieutic.env.judge_reply import _objects, after_reasoning
+from maieutic.env.judge_reply import _objects
 from maieutic.errors import EngineError, RunStop
 from maieutic.problems.build.checkpoint import FAILED, Journal, step_key
 from maieutic.reat import prompts
@@ -32,6 +32,7 @@ from maieutic.reat.readers import (
 from maieutic.reat.schema import Critique, Experience, Observation, Revision, Unknown
 from maieutic.reat.turns import TurnContext
 from maieutic.seeds import derive
+from maieutic.thinking import without_thinking
 
 T = TypeVar("T")
 LONGEST_REPLY = 200_000
@@ -134,7 +135,7 @@ class RoleChat:
 def _answer(reply: tuple[str, bool], read: Callable[[dict[str, Any]], T | Unknown]) -> T | Unknown:
     """The one answer that a reply holds, or what is wrong with it."""
     text, truncated = reply
-    text = after_reasoning(text)
+    text = without_thinking(text)
     if not text.strip():
         return Unknown(reason="empty")
     if len(text) > LONGEST_REPLY:

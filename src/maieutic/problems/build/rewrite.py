@@ -13,6 +13,7 @@ from maieutic.env.prompts import fill
 from maieutic.errors import RecipeError
 from maieutic.problems.build.checks import Finding
 from maieutic.problems.schema import Problem
+from maieutic.thinking import without_thinking
 
 _FILES = ("rewrite_system", "rewrite", "feedback", "solve_system", "solve")
 _NEEDS = {
@@ -27,7 +28,6 @@ _REFUSAL = re.compile(
     re.IGNORECASE,
 )
 _NOT_THE_VARIANTS_FAULT = frozenset({"solver_failed", "student_failed"})
-_THINKING_END = "</think>"
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,9 @@ class Rejected:
     answer: str | None = None
 
 
-def visible(reply: str) -> str:
-    """The reply without thinking that a server left in it."""
-    return reply.rpartition(_THINKING_END)[2].strip() if _THINKING_END in reply else reply.strip()
-
-
 def read_rewrite(reply: str, *, truncated: bool = False) -> Candidate | Finding:
     """The candidate in a rewriter's reply, or why there is none: ``empty``, ``truncated``, ``refused``, ``unparsable``."""
-    text = visible(reply)
+    text = without_thinking(reply).strip()
     if not text:
         return Finding("empty", "the reply is empty")
     marks = list(_FIELD.finditer(text))

@@ -19,7 +19,7 @@ from maieutic.env.student import ModelStudent
 from maieutic.errors import EngineError, RunStop
 from maieutic.problems.build.checkpoint import FAILED, Journal, Value, step_key
 from maieutic.problems.build.recipe import DataRecipe, RoleSpec
-from maieutic.problems.build.rewrite import Candidate, Prompts, visible
+from maieutic.problems.build.rewrite import Candidate, Prompts
 from maieutic.problems.measure import AnswerGrader, Tally
 from maieutic.problems.schema import Problem
 from maieutic.seeds import derive
@@ -97,7 +97,7 @@ class Solver(_Asker):
             except EngineError as error:
                 return {FAILED: str(error)}
             await asyncio.sleep(0)  # freed slots go to waiting requests before grading takes the CPU
-            texts = [visible(r.text) for r in replies]
+            texts = [r.visible.strip() for r in replies]
             grades = await self.grader.grade_many(texts, candidate.answer)
             return {
                 "texts": texts,
