@@ -108,3 +108,7 @@ def test_the_command_with_a_real_micro_tutor(tmp_path):
     assert line["dialogue"]["turns"][1]["visible_tokens"] > 0
     done = CliRunner().invoke(app, [*arguments[:-1], "99999"])
     assert done.exit_code == 2 and "no held-out problem 99999" in done.output + str(done.stderr)
+    unwritable = [*arguments[:5], str(tmp_path / "no" / "t.jsonl")]
+    done = CliRunner().invoke(app, unwritable, input="never read\n")
+    assert done.exit_code == 1 and "the transcript cannot be written" in done.output + str(done.stderr)
+    assert "tutor> " not in done.output, "known before the talk, not after it"

@@ -395,6 +395,8 @@ def test_the_command(tmp_path):
         "comparison.json",
     }
     assert CliRunner().invoke(app, ["report", *runs]).exit_code == 2
+    for only_compares in ("--allow-solution", "--allow-different"):
+        assert CliRunner().invoke(app, ["report", runs[0], only_compares]).exit_code == 2
     told = run(tmp_path, "told", many(solution="2"), "env.tutor_sees_solution=true")
     done = CliRunner().invoke(app, ["report", runs[0], str(told), "--out", str(tmp_path / "o2")])
     assert done.exit_code == 2 and not (tmp_path / "o2").exists()

@@ -19,7 +19,7 @@ from maieutic.report import terminal_table, write_report, write_viewer
 from maieutic.report.before_after import differences
 from maieutic.report.html_report import curves
 from maieutic.report.measures import written
-from maieutic.report.page import embed_json, esc, fill, policy
+from maieutic.report.page import asset, embed_json, esc, fill, policy
 from maieutic.report.run_data import load_run
 from maieutic.report.summary import notable, summarise
 from maieutic.report.svg import Series, line_plot, runs_of, tick_text, ticks
@@ -305,6 +305,19 @@ def test_a_gap_is_never_drawn_as_zero() -> None:
     one = float(re.findall(r"cy=\"([\d.]+)\" r=\"2.6\"><title>a, step 1: 1<", svg)[0])
     assert low == one  # the lowest mark is the value 1, no mark is below it
     assert "no values" in line_plot("x", [Series("a", [(1, None)])])
+
+
+def test_every_line_of_one_plot_looks_different() -> None:
+    lines = [Series(f"arm {i}", [(0, 0.0), (1, float(i))], i) for i in range(1, 17)]
+    assert [s.classes for s in lines[:6]] == ["s1", "s2", "s3", "s4", "s1 d1", "s2 d1"]
+    assert len({s.classes for s in lines}) == 16
+    svg = line_plot("x", lines)
+    assert all(f'<g class="{s.classes}">' in svg for s in lines)
+    style = asset("report.css")
+    assert all(
+        f".plot .{dash} polyline" in style and f".legend .{dash}::before" in style
+        for dash in ("d1", "d2", "d3")
+    )
 
 
 def test_points_stand_where_the_axes_say() -> None:

@@ -182,12 +182,17 @@ def chat(
             finally:
                 await parts.close()
 
+    if save is not None:
+        _append(save, "")  # not after the talk is over
     name, episode = asyncio.run(run())
     if save is not None:
-        line = json.dumps(episode_to_json(episode, arm=name), ensure_ascii=True)
-        try:
-            with save.open("a", encoding="ascii") as file:
-                file.write(line + "\n")
-        except OSError as error:
-            raise MaieuticError(f"{save}: the transcript cannot be written: {error.strerror}") from error
+        _append(save, json.dumps(episode_to_json(episode, arm=name), ensure_ascii=True) + "\n")
     return episode
+
+
+def _append(path: Path, text: str) -> None:
+    try:
+        with path.open("a", encoding="ascii") as file:
+            file.write(text)
+    except OSError as error:
+        raise MaieuticError(f"{path}: the transcript cannot be written: {error.strerror}") from error

@@ -47,7 +47,7 @@ def report(
     from maieutic.errors import RecipeError
 
     if out is None:
-        if len(runs) > 1 or base or step is not None:
+        if len(runs) > 1 or base or step is not None or allow_solution or allow_different:
             raise RecipeError("name a folder with --out to compare runs")
         from maieutic.report import write_report
 

@@ -221,7 +221,7 @@ def _plots(found: dict[str, list[Series]], names: Iterable[str]) -> str:
             label, series = f"{label}, %", [_percent(s) for s in series]
         legend = ""
         if name not in {s.label for s in found[name]}:
-            marks = "".join(f'<span class="s{s.slot}">{esc(s.label)}</span>' for s in found[name])
+            marks = "".join(f'<span class="{s.classes}">{esc(s.label)}</span>' for s in found[name])
             legend = f'<span class="legend">{marks}</span>'
         plot = line_plot(label, series)
         out.append(

@@ -17,11 +17,21 @@ _MARKED = 60
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line: (x, y) in order of x; y None (or not finite) is a gap. ``slot`` (1-4) is its colour, ``.s1`` … ``.s4``."""
+    """One line: (x, y) in order of x; y None (or not finite) is a gap.
+
+    ``slot`` (from 1) is its look: the four colours of the page, ``.s1`` … ``.s4``, drawn through, then the same dashed (``.d1``),
+    dotted (``.d2``) and dash-dotted (``.d3``).
+    """
 
     label: str
     points: Sequence[Point]
     slot: int = 1
+
+    @property
+    def classes(self) -> str:
+        """Its CSS classes, on the line and in the legend."""
+        dashes, colour = divmod(self.slot - 1, 4)
+        return f"s{colour + 1}" + (f" d{dashes % 4}" if dashes % 4 else "")
 
 
 def runs_of(points: Sequence[Point]) -> list[list[tuple[float, float]]]:
@@ -59,7 +69,7 @@ def tick_text(value: float, step: float) -> str:
 def line_plot(title: str, series: Sequence[Series]) -> str:
     """An ``<svg>`` of the series over a common x axis (the step). Text is escaped; no value at all → a plot that says so.
 
-    Colours come from the page: ``.s1`` … ``.s4`` set ``color``; axes and text use ``currentColor`` of the svg.
+    Looks come from the page (:class:`Series`): ``.s1`` … ``.s4`` set ``color``; axes and text use ``currentColor`` of the svg.
     """
     drawn = [(s, runs_of(s.points)) for s in series]
     values = [p for _, stretches in drawn for stretch in stretches for p in stretch]
@@ -96,7 +106,7 @@ def line_plot(title: str, series: Sequence[Series]) -> str:
         f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>'
     )
     for s, stretches in drawn:
-        parts.append(f'<g class="s{s.slot}">')
+        parts.append(f'<g class="{s.classes}">')
         for stretch in stretches:
             path = " ".join(f"{px},{py}" for px, py in (at(x, y) for x, y in stretch))
             if len(stretch) > 1:

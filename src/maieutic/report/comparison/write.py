@@ -19,7 +19,7 @@ from maieutic.shown import markdown_text
 
 SCHEMA = 1
 _SLOTS = 4
-"""Colours that the pages have; more series repeat them."""
+"""Colours that the pages have; more scatter plots, of one arm each, repeat them."""
 
 
 def write_comparison(c: Comparison, out: Path) -> dict[str, Path]:
@@ -165,8 +165,8 @@ def _scatters(c: Comparison) -> str:
 def _curves(c: Comparison) -> str:
     figures = []
     for metric, lines in c.curves.items():
-        series = [Series(name, pts, i % _SLOTS + 1) for i, (name, pts) in enumerate(lines.items())]
-        marks = "".join(f'<span class="s{s.slot}">{esc(s.label)}</span>' for s in series)
+        series = [Series(name, pts, i + 1) for i, (name, pts) in enumerate(lines.items())]
+        marks = "".join(f'<span class="{s.classes}">{esc(s.label)}</span>' for s in series)
         title = f"{measure(metric.removeprefix('rollout/')).label}, training"
         figures.append(
             f'<figure class="card" data-metric="{esc(metric)}"><figcaption>{esc(title)}<span class="legend">{marks}</span>'
