@@ -50,8 +50,35 @@ def test_a_healthy_server_is_published_and_withdrawn(tmp_path):
             "http://other",
         ]
         assert urllib.request.urlopen(s.url + "/health").status == 200
-    assert not address.exists()
+        guard = f"orphan-guard {s.process.pid}"
+        assert alive(guard)
+    assert not address.exists() and alive(guard) == []
     assert alive("tag-good") == [], "the server's own child outlived it"
+
+
+def test_a_launcher_that_is_killed_takes_its_server_along(tmp_path):
+    script = (
+        "import pathlib, sys, time; sys.path.insert(0, sys.argv[1]); from test_serve import *\n"
+        "s = Server(fake_plan('tag-orphan'), pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]))\n"
+        "print(s.process.pid, flush=True); time.sleep(600)"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        str(Path(__file__).parent),
+        str(tmp_path / "a"),
+        str(tmp_path / "l"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        group = int(launcher.stdout.readline())
+        assert alive("tag-orphan") and alive(f"orphan-guard {group}")
+        launcher.kill()
+    deadline = time.monotonic() + 30
+    while (alive("tag-orphan") or alive(f"orphan-guard {group}")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert alive("tag-orphan") == [] and alive(f"orphan-guard {group}") == []
 
 
 def test_a_lost_race_for_a_port_is_run_again_and_the_winner_is_not_published(tmp_path, monkeypatch):

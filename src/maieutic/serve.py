@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from maieutic.config import EngineSpec, Recipe
 from maieutic.errors import EngineError, RecipeError
+from maieutic.guard import OrphanGuard
 
 Role = Literal["student", "judge", "tutor"]
 PORT_TRIES = 5
@@ -220,6 +221,7 @@ class Server:
         self.plan, self.address_file, self.log_file = plan, address_file, log_file
         self.host, self.advertise = host, advertise or (socket.gethostname() if host == "0.0.0.0" else host)
         self.process: subprocess.Popen[bytes] | None = None
+        self._guard: OrphanGuard | None = None
         self.url = ""
         self._start(port, timeout_s)
 
@@ -241,6 +243,7 @@ class Server:
                     env={**os.environ, **self.plan.env},
                     start_new_session=True,
                 )
+            self._guard = OrphanGuard(self.process.pid)
             try:
                 outcome = self._await_own(port, nonce, deadline, timeout_s)
             except BaseException:
@@ -315,6 +318,8 @@ class Server:
             self.address_file.unlink(missing_ok=True)
         if process is None:
             return
+        if self._guard is not None:
+            self._guard.release()
         for signum, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
             try:
                 os.killpg(process.pid, signum)
