@@ -228,7 +228,7 @@ def test_defaults_are_the_published_procedure(tmp_path: Path) -> None:
         ("attempts: many\n", "attempts: 'many'"),
         ("gate: {gap: 2}\n", r"gate\.gap: 2.*less than or equal to 1"),
         ("verify: {solves: 0}\n", "need blind solves"),
-        ("solver: {model: m, engine: {kind: vllm, urls: [u]}}\n", "chat endpoints"),
+        ("solver: {model: m, engine: {kind: vllm, urls: [u]}}\n", "engine.kind must be chat, not vllm"),
     ],
 )
 def test_recipe_errors_name_file_line_and_key(tmp_path: Path, more: str, message: str) -> None:

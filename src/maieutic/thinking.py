@@ -23,7 +23,7 @@ def without_thinking(reply: str) -> str:
 
 
 def without_opened_thinking(reply: str) -> str:
-    """The same only for a reply that *begins* with an opening tag, where what is thinking cannot be mistaken; others are left whole."""
+    """The same for a reply that *begins* with an opening tag, where thinking cannot be mistaken; others are left whole."""
     for opened, closed in THINK_TAGS:
         if reply.lstrip().startswith(opened):
             return reply.partition(closed)[2]

@@ -10,6 +10,7 @@ from typing import Any
 
 from maieutic.config import RewardSpec, StudentSpec
 from maieutic.dialogue import Turn
+from maieutic.endpoint import EndpointRole
 from maieutic.engines.base import Sampling
 from maieutic.engines.chat import HttpChat
 from maieutic.engines.connect import connect_chat
@@ -18,7 +19,7 @@ from maieutic.env.base import Episode, Tutor
 from maieutic.env.prompts import EnvTemplates, load_env
 from maieutic.errors import RecipeError
 from maieutic.grading import Grader
-from maieutic.latent.config import RULES, LatentRecipe, RoleSpec
+from maieutic.latent.config import RULES, LatentRecipe
 from maieutic.latent.features import feature_set
 from maieutic.latent.moves import LlmLabeller, MoveLabeller, RuleLabeller, taxonomy
 from maieutic.latent.notebook import Notebook, RememberedLabels
@@ -76,7 +77,7 @@ class LatentClassroom:
     async def __aenter__(self) -> LatentClassroom:
         recipe = self.recipe
         self._stack = AsyncExitStack()
-        roles = [r for r in vars(recipe.roles).values() if isinstance(r, RoleSpec)]
+        roles = [r for r in vars(recipe.roles).values() if isinstance(r, EndpointRole)]
         self._rules = ""
         if any(RULES in r.engine.urls for r in roles):
             self._rules = await self._stack.enter_async_context(RuleRoles(self.answers))
@@ -119,14 +120,14 @@ class LatentClassroom:
     async def __aexit__(self, *exc: Any) -> None:
         await self._stack.aclose()
 
-    def _chat(self, spec: RoleSpec, role: str) -> HttpChat:
+    def _chat(self, spec: EndpointRole, role: str) -> HttpChat:
         urls = [self._rules if u == RULES else u for u in spec.engine.urls]
         engine = spec.engine.model_copy(update={"urls": urls})
         chat = connect_chat(engine, spec.model, role=role, ledger=self.ledger)
         self._stack.push_async_callback(chat.close)
         return chat
 
-    def _student(self, spec: RoleSpec, role: str) -> SixthGrader:
+    def _student(self, spec: EndpointRole, role: str) -> SixthGrader:
         student = StudentSpec(name=spec.model, model=spec.model, engine=spec.engine, sampling=spec.sampling)
         return SixthGrader(
             self._chat(spec, role),

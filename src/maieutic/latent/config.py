@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from maieutic import yaml12
-from maieutic.config import Count, EngineSpec, EnvSpec, Positive, SamplingSpec, Section, Share
+from maieutic.config import Count, EnvSpec, Positive, Section, Share
+from maieutic.endpoint import EndpointRole
 from maieutic.errors import RecipeError
 from maieutic.recipe import apply_override, locate, read_with_base
 from maieutic.recipe_errors import explain
@@ -39,30 +40,16 @@ ARMS = (
 data; the same generator with a fixed, a random or a rule policy. ``fixed:MOVE`` takes any move of the taxonomy."""
 
 
-class RoleSpec(Section):
-    """One model behind an OpenAI-compatible endpoint."""
-
-    model: str
-    engine: EngineSpec
-    sampling: SamplingSpec = SamplingSpec(temperature=0.6, max_tokens=200)
-
-    @model_validator(mode="after")
-    def _an_endpoint(self) -> Self:
-        if self.engine.kind != "chat":
-            raise ValueError("engine.kind must be chat: the latent-state pipeline calls endpoints only")
-        return self
-
-
 class RolesSpec(Section):
-    tutor: RoleSpec
+    tutor: EndpointRole
     """Words the moves, and is the prompt-engineering arm and the behaviour policy that makes D."""
-    student: RoleSpec
+    student: EndpointRole
     """Plays the student while data are made."""
-    other_student: RoleSpec | None = None
+    other_student: EndpointRole | None = None
     """A different student, for evaluation only (None: the evaluation has no generalisation to another student)."""
-    annotator: RoleSpec | None = None
+    annotator: EndpointRole | None = None
     """Reads states and moves where ``labels`` says ``llm``, and writes the mistakes."""
-    judge: RoleSpec | None = None
+    judge: EndpointRole | None = None
     """Judges success where ``success`` says ``llm``."""
 
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from maieutic import yaml12
-from maieutic.config import Count, EngineSpec, EnvSpec, Positive, SamplingSpec, Section
+from maieutic.config import Count, EnvSpec, Positive, Section
+from maieutic.endpoint import EndpointRole
 from maieutic.errors import RecipeError
 from maieutic.evaluation.config import ArmSpec
 from maieutic.reat.distil_config import DistilSection, OcmRole, OcmRoles
@@ -37,25 +38,11 @@ Arm = Literal[
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
-class StudentRole(Section):
-    """The student's model behind an OpenAI-compatible endpoint."""
-
-    model: str
-    engine: EngineSpec
-    sampling: SamplingSpec = SamplingSpec(temperature=0.6, max_tokens=200)
-
-    @model_validator(mode="after")
-    def _an_endpoint(self) -> Self:
-        if self.engine.kind != "chat":
-            raise ValueError("engine.kind must be chat: the student of a REAT run is an endpoint")
-        return self
-
-
 class RunRoles(Section):
     """Who does what. The teacher is any arm of an evaluation: an endpoint, a base, SFT- or RL-trained model, or one's own class."""
 
     tutor: ArmSpec
-    student: StudentRole
+    student: EndpointRole
     ocm: OcmRoles
     """Distils, and scores unless ``judge`` is given."""
     live: OcmRole | None = None

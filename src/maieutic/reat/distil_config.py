@@ -9,7 +9,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from maieutic.config import Count, EngineSpec, Positive, SamplingSpec, Section, Share
+from maieutic.config import Count, Positive, SamplingSpec, Section, Share
+from maieutic.endpoint import EndpointRole
 from maieutic.errors import RecipeError
 from maieutic.reat.embeddings import PAPER_MODEL
 from maieutic.reat.repository import RepositorySettings
@@ -20,21 +21,13 @@ LOOPBACK = "loopback"
 """An ``engine.urls`` entry: the role is answered by rule, by a server that is started on 127.0.0.1."""
 
 
-class OcmRole(Section):
-    """One model behind an OpenAI-compatible endpoint."""
+class OcmRole(EndpointRole):
+    """One model of the pipeline."""
 
-    model: str
-    engine: EngineSpec
     sampling: SamplingSpec = SamplingSpec(temperature=0.0, max_tokens=2_048)
     """Temperature 0, as published (Appendix C.1)."""
     structured: bool = True
     """Ask for structured output; off for endpoints that have none."""
-
-    @model_validator(mode="after")
-    def _an_endpoint(self) -> Self:
-        if self.engine.kind != "chat":
-            raise ValueError("engine.kind must be chat: REAT's roles call endpoints only")
-        return self
 
 
 class FaultsSpec(Section):

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
 
-from maieutic.config import Count, EngineSpec, EnvSpec, Positive, SamplingSpec, Section, Share, StudentSpec
+from maieutic.config import Count, EnvSpec, Positive, SamplingSpec, Section, Share, StudentSpec
+from maieutic.endpoint import EndpointRole
 from maieutic.errors import RecipeError
 from maieutic.recipe import apply_override, locate, read_with_base
 from maieutic.yaml12 import KeyPath, dotted
@@ -30,18 +31,10 @@ class SourceSpec(Section):
     """Options of a generator."""
 
 
-class RoleSpec(Section):
-    """A model that rewrites or solves, behind an OpenAI-compatible endpoint (``engine.kind: chat``)."""
+class RoleSpec(EndpointRole):
+    """A model that rewrites or solves."""
 
-    model: str
-    engine: EngineSpec
     sampling: SamplingSpec = SamplingSpec(temperature=1.0, max_tokens=2_048)
-
-    @model_validator(mode="after")
-    def _is_chat(self) -> Self:
-        if self.engine.kind != "chat":
-            raise ValueError(f"engine.kind is {self.engine.kind!r}: rewriter and solver are chat endpoints")
-        return self
 
 
 class VerifySpec(Section):
