@@ -38,3 +38,15 @@ def test_a_changed_base_is_another_setting(tmp_path):
     assert sweeping.setting(recipe, Task("dppo", 0)) == before
     (tmp_path / "base.yaml").write_text("seed: 2\n")
     assert sweeping.setting(recipe, Task("dppo", 0)) != before
+
+
+def test_a_changed_experiment_of_an_sft_recipe_is_another_setting(tmp_path):
+    (tmp_path / "tutor.yaml").write_text("name: t\nseed: 1\n")
+    (tmp_path / "sft.yaml").write_text("name: s\nexperiment: tutor.yaml\nsources: [{kind: rollouts}]\n")
+    recipe = load_sweep_recipe(
+        "compare/cpu", [f"arms.sft.recipe={tmp_path / 'sft.yaml'}", "arms.sft.overrides=[]"]
+    )
+    before = [sweeping.setting(recipe, Task(arm, 0)) for arm in ("sft", "dppo")]
+    (tmp_path / "tutor.yaml").write_text("name: t\nseed: 2\n")
+    after = [sweeping.setting(recipe, Task(arm, 0)) for arm in ("sft", "dppo")]
+    assert after[0] != before[0] and after[1] == before[1]

@@ -131,6 +131,8 @@ def setting(recipe: SweepRecipe, task: Task) -> str:
     parts = [spec.model_dump(mode="json"), shared, instrument, task.seed]
     # What the named files say, not only their names.
     files = [spec.recipe, recipe.instrument.recipe]
+    if spec.kind == "sft":  # the tutor, its prompts and its problems are those of a further file
+        files.append(load_sft_recipe(spec.recipe, spec.overrides).experiment)
     parts += [read_with_base(Path(f))[0] for f in files if Path(f).is_file()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
