@@ -356,3 +356,29 @@ def test_controls_have_the_budget_that_was_used_and_odd_data_are_named(tmp_path,
         LatentDataError, match=r"training data of 'cql\+random_state'.*only the move \['ask'\]"
     ):
         again.execute("train_plus")
+
+
+def test_a_next_state_that_is_not_the_next_rows_state_is_named() -> None:
+    data = table()
+    data.check()
+    inner = int(np.flatnonzero(~data.done)[0])
+    torn = data.next_states.copy()
+    torn[inner, 3] += 0.5
+    wanted = rf"episode '{data.episodes[inner]}', turn {data.turns[inner]}: its next state is not the state of turn"
+    with pytest.raises(LatentDataError, match=wanted):
+        replace(data, next_states=torn).check()
+    ends = data.next_states.copy()
+    ends[data.done] = 7.0  # mean nothing
+    replace(data, next_states=ends).check()
+
+
+@pytest.mark.parametrize(
+    ("value", "why"), [("1.0", "is '1.0', not a number"), (True, "not a number"), (None, "no success reward")]
+)
+def test_a_reward_that_is_no_number_drops_its_episode(value: object, why: str) -> None:
+    good, odd = (episode(id, "12 - 3 = 8", "Look again.", "9", "Yes.") for id in ("good", "odd"))
+    assert odd.reward is not None
+    odd.reward.extra["success_reward"] = value  # type: ignore[assignment]
+    data, drops = labelled(good, odd)
+    assert drops.reasons == {"no_reward": 1} and why in drops.first["no_reward"]
+    assert set(data.episodes) == {"good"}

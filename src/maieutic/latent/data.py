@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -116,7 +117,9 @@ def reward_of(episode: Episode, kind: RewardKind) -> float:
     if episode.reward is None:
         raise _Drop("no_reward", "the episode has no reward")
     value = episode.reward.extra.get("success_reward") if kind == "success" else episode.reward.gain
-    if value is None or not np.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        raise _Drop("no_reward", f"the {kind} reward is {value!r}, not a number")
+    if value is None or not math.isfinite(value):
         raise _Drop("no_reward", f"the episode has no {kind} reward")
     return float(value)
 

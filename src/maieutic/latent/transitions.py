@@ -161,6 +161,14 @@ class Transitions:
                 f"episode {str(self.episodes[i])!r} changes its problem from {str(self.problems[i])!r} to "
                 f"{str(self.problems[i + 1])!r}: a split by problem would tear it"
             )
+        follows = np.isclose(self.next_states[:-1], self.states[1:], rtol=1e-5, atol=1e-6).all(1)
+        torn = ~is_end[:-1] & ~follows
+        if torn.any():
+            i = int(np.flatnonzero(torn)[0])
+            raise LatentDataError(
+                f"episode {str(self.episodes[i])!r}, turn {self.turns[i]}: its next state is not the state of turn "
+                f"{self.turns[i + 1]} ({int(torn.sum())} such rows): columns or rows were mixed up"
+            )
 
 
 def concatenate(*parts: Transitions) -> Transitions:
