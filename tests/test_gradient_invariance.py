@@ -12,11 +12,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import nn
+from transformers import LlamaForCausalLM
 
 from gradient_checks import BUDGET, KINDS, VOCAB, gradient, hard_batch, rows, tiny_model
 from maieutic.algorithms.base import TokenLoss
 from maieutic.algorithms.registry import get_loss
-from maieutic.errors import NonFiniteLossError
+from maieutic.config import LOGITS_AT_ONCE, logit_positions
+from maieutic.errors import NonFiniteLossError, RecipeError
+from maieutic.recipe import load_recipe
 from maieutic.training import logprobs as logprobs_module
 from maieutic.training.logprobs import LogitTransform, PolicyForward, logit_transform
 from maieutic.training.packing import MicroBatch, collate, make_micro_batches, make_rows
@@ -183,7 +186,16 @@ def test_chunked_head_equals_autograd(transform: LogitTransform, frozen: bool, b
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama-lora"])
+class Squashed(LlamaForCausalLM):
+    """A model that does to its logits what its config does not tell."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        out.logits = torch.asinh(3.0 * out.logits)
+        return out
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama-lora", "squashed", "squashed-lora"])
 def test_logits_exist_only_a_chunk_at_a_time(kind: str, accelerator: Accelerator) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -200,10 +212,43 @@ def test_logits_exist_only_a_chunk_at_a_time(kind: str, accelerator: Accelerator
             return out
 
     all_rows, denominator = rows()
-    policy = PolicyForward(tiny_model(kind), chunk=6)
+    model = tiny_model(kind.replace("squashed", "llama"))
+    if "squashed" in kind:
+        inner = model.get_base_model() if "lora" in kind else model
+        inner.__class__ = Squashed
+    policy = PolicyForward(model, chunk=6)
+    assert policy.own_head == ("squashed" in kind)
     with Watch() as watch:
-        gradient(policy, [collate(all_rows, "packed")], denominator, accelerator)
+        grads, _ = gradient(policy, [collate(all_rows, "packed")], denominator, accelerator)
     assert watch.positions == 6
+    policy.chunk = 10_000
+    at_once, _ = gradient(policy, [collate(all_rows, "packed")], denominator, accelerator)
+    assert grads.keys() == at_once.keys() and len(grads) > 10
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, at_once[name], rtol=1e-4, atol=1e-5)
+    if policy.own_head:
+        # The model's own forward over everything is the oracle: nothing is stubbed there.
+        policy.own_head = False
+        plain, _ = gradient(policy, [collate(all_rows, "packed")], denominator, accelerator)
+        for name, grad in grads.items():
+            torch.testing.assert_close(grad, plain[name], rtol=1e-4, atol=1e-5)
+        assert "forward" not in vars(policy.causal_lm.get_decoder())
+
+
+def test_a_chunk_is_a_fixed_number_of_logits_unless_told_otherwise() -> None:
+    for vocabulary in (97, 8_192, 49_152, 151_936):
+        assert (
+            (1 - 1 / 400) * LOGITS_AT_ONCE
+            <= logit_positions("auto", vocabulary) * vocabulary
+            <= LOGITS_AT_ONCE
+        )
+    assert logit_positions("auto", LOGITS_AT_ONCE + 1) == 1 and logit_positions(50, 151_936) == 50
+    assert PolicyForward(tiny_model("llama")).chunk == LOGITS_AT_ONCE // VOCAB
+    assert load_recipe("micro/full").training.logit_chunk == "auto"
+    assert load_recipe("micro/full", ["training.logit_chunk=64"]).training.logit_chunk == 64
+    for wrong in ("0", "all", "-3", "1.5"):
+        with pytest.raises(RecipeError, match="logit_chunk"):
+            load_recipe("micro/full", [f"training.logit_chunk={wrong}"])
 
 
 @pytest.mark.parametrize("name", ["gemma2", "granite", "cohere", "llama-tied"])

@@ -328,6 +328,15 @@ class OptimizerSpec(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = 0
 
 
+LOGITS_AT_ONCE = 2**26
+"""Positions × vocabulary of one projection under ``training.logit_chunk: auto``."""
+
+
+def logit_positions(chunk: int | Literal["auto"], vocabulary: int) -> int:
+    """Positions that a head of ``vocabulary`` outputs projects at a time, at least 1. ``chunk``: ``training.logit_chunk``."""
+    return max(1, LOGITS_AT_ONCE // vocabulary) if chunk == "auto" else chunk
+
+
 class TrainingSpec(Section):
     max_steps: Count = 75
     """Rollout steps; each has ``problems_per_step / mini_batch_problems × epochs_per_step`` optimizer steps."""
@@ -340,8 +349,9 @@ class TrainingSpec(Section):
     packing: Literal["auto", "off"] = "auto"
     """``auto`` packs sequences where a start-up check shows that the architecture isolates them."""
     gradient_checkpointing: bool = True
-    logit_chunk: Count = 1_024
-    """Trained positions that are projected to the vocabulary at a time."""
+    logit_chunk: Count | Literal["auto"] = "auto"
+    """Trained positions that are projected to the vocabulary at a time; ``auto``: as many as have 2²⁶ logits, so that their
+    memory (0.5 GiB at the peak) depends neither on the length of sequences nor on the size of the vocabulary."""
     optimizer: OptimizerSpec = OptimizerSpec()
     max_excluded_share: Share = 0.5
     excluded_patience: Count = 3

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from maieutic.architectures import known_config
-from maieutic.config import LoraSpec, Recipe
+from maieutic.config import LoraSpec, Recipe, logit_positions
 from maieutic.errors import MaieuticError
 from maieutic.memory_layers import Layer, layers_of
 
@@ -196,7 +196,7 @@ def activations(
     size: int,
     checkpointing: bool,
     full: bool,
-    logit_chunk: int,
+    logit_chunk: int | Literal["auto"],
     mixed: bool = False,
 ) -> dict[str, int]:
     """Bytes at the peak of one forward and backward pass: ``activations``, and ``logits`` (with what else lives at the head).
@@ -220,7 +220,7 @@ def activations(
     matrix = 4 * tutor.largest_layer_matrix if full else 0
     layer_phase = inside + flight + matrix
     # The last norm keeps its input and (trained) its result; the trained positions are copied out, and their gradient comes back.
-    chunk = min(logit_chunk, batch.trained) * tutor.vocabulary
+    chunk = min(logit_positions(logit_chunk, tutor.vocabulary), batch.trained) * tutor.vocabulary
     last = (2 if full else 1) * h * max(size, 4) * n + 2 * h * size * batch.trained
     extra = 0 if size == 4 else 2
     forward = (8 + extra) * chunk

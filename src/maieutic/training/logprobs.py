@@ -1,24 +1,29 @@
 """Log-probs at trained positions only, in chunks: logits never exist for more than C positions (C × V), forward or backward.
 
+C × V is a constant by default (:data:`maieutic.config.LOGITS_AT_ONCE`): flat in sequence length and in vocabulary.
+
 The backbone gives hidden states; those that predict a trained token are selected and projected C at a time. Softmax is in
 fp32, at the temperature that was sampled with. Three paths, chosen once:
 
 * a plain ``nn.Linear`` head whose weight is at hand: a custom autograd function. With a frozen head (LoRA) the direction
   ∂ log π/∂h is computed in the forward pass, so backward needs no logits at all; with a trained head backward makes them again;
 * a head that must be *called* (sharded by ZeRO-3, wrapped by LoRA): the same under activation checkpointing, a chunk at a time;
-* a model whose logits are more than a scaled or soft-capped projection: its own forward with ``logits_to_keep``.
+* a model whose logits are more than a scaled or soft-capped projection: its own forward, a chunk at a time, around a decoder that
+  answers with hidden states it has given before. Where a start-up check shows that this changes the logits, they are made all at
+  once (``logits_to_keep``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from maieutic.config import logit_positions
 from maieutic.errors import ModelError
 from maieutic.training.packing import MicroBatch
 from maieutic.training.probes import running_copy
@@ -72,6 +77,39 @@ def logit_transform(model: nn.Module) -> LogitTransform | None:
     return transform if same else None
 
 
+def _own_head(model: nn.Module, decoder: nn.Module, output: Any, hidden: Tensor) -> Tensor:
+    """What ``model`` makes of hidden states [C, H] of its decoder: logits [C, V]. ``output``: of the decoder, for its other fields."""
+    answer = type(output)(**{**output, "last_hidden_state": hidden[None]})
+    real = decoder.__dict__.get("forward")
+    decoder.forward = lambda *args, **kwargs: answer
+    try:
+        ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
+        return model(input_ids=ids, use_cache=False).logits[0]
+    finally:
+        if real is None:
+            del decoder.forward
+        else:
+            decoder.forward = real
+
+
+def _has_own_head(model: nn.Module) -> bool:
+    """On a tiny copy, hidden states of some positions alone give the logits of these positions."""
+    try:
+        tiny: Any = running_copy(model)
+    except ModelError:
+        return False
+    with torch.no_grad():
+        ids = torch.arange(1, 7)[None]
+        decoder = tiny.get_decoder()
+        output = decoder(input_ids=ids, use_cache=False)
+        expected = tiny(input_ids=ids, use_cache=False).logits[0]
+        chosen = torch.tensor([4, 1])
+        alone = _own_head(tiny, decoder, output, output.last_hidden_state[0, chosen])
+        return alone.shape == expected[chosen].shape and torch.allclose(
+            alone.float(), expected[chosen].float(), rtol=1e-4, atol=1e-4
+        )
+
+
 class _PlainHead(torch.autograd.Function):
     """(hidden [T, H], weight [V, H], bias [V] | None, targets [T], 1/temperature [T]) → log π [T], entropy [T]."""
 
@@ -110,6 +148,7 @@ class _PlainHead(torch.autograd.Function):
                 direction[part] = (
                     _grad_logits(p, index, inverse_temperature[part], slope).to(weight.dtype) @ weight
                 )
+            del p  # or it would be a third copy beside the next chunk's two
         ctx.transform, ctx.chunk, ctx.frozen_head = transform, chunk, frozen_head
         if direction is not None:
             ctx.save_for_backward(direction)
@@ -143,6 +182,7 @@ class _PlainHead(torch.autograd.Function):
                 grad_hidden[part] = g @ weight
             if grad_weight is not None:
                 grad_weight.addmm_(g.t(), hidden[part])
+            del z, p, g
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
@@ -180,12 +220,6 @@ def _grad_logits(p: Tensor, index: Tensor, factor: Tensor, slope: Tensor | None)
     return g if slope is None else g.mul_(slope)
 
 
-def _called_head(
-    head: nn.Module, hidden: Tensor, targets: Tensor, inverse_temperature: Tensor, transform: LogitTransform
-) -> tuple[Tensor, Tensor]:
-    return _from_logits(transform(head(hidden).float()), targets, inverse_temperature)
-
-
 def _from_logits(logits: Tensor, targets: Tensor, inverse_temperature: Tensor) -> tuple[Tensor, Tensor]:
     """fp32 logits [C, V] → log π [C], entropy [C]."""
     log_p = torch.log_softmax(logits * inverse_temperature[:, None], dim=-1)
@@ -198,19 +232,21 @@ class PolicyForward(nn.Module):
     """The policy as a function from a micro-batch to log-probs; *this* is what the trainer gives to ``accelerator.prepare``.
 
     Wrapping the whole computation keeps the hooks of DDP, FSDP and ZeRO in force, which a call of the inner model would skip.
-    ``model``: a causal language model or a PEFT model around one. ``chunk``: C, positions projected at a time.
+    ``model``: a causal language model or a PEFT model around one. ``chunk``: C, positions projected at a time, or ``auto``.
     """
 
-    def __init__(self, model: nn.Module, chunk: int = 1024) -> None:
+    def __init__(self, model: nn.Module, chunk: int | Literal["auto"] = "auto") -> None:
         super().__init__()
-        if chunk < 1:
+        if chunk != "auto" and chunk < 1:
             raise ValueError(f"chunk must be at least 1, not {chunk}")
         peft: Any = getattr(model, "peft_config", None)
         if isinstance(peft, dict) and any(getattr(c, "is_prompt_learning", False) for c in peft.values()):
             raise ModelError("prompt-learning adapters shift positions and cannot be trained here; use LoRA")
         self.model = model
-        self.chunk = chunk
+        vocabulary = self.causal_lm.config.get_text_config().vocab_size
+        self.chunk = logit_positions(chunk, vocabulary)
         self.transform = logit_transform(self.causal_lm)
+        self.own_head = self.transform is None and _has_own_head(self.causal_lm)
 
     @property
     def causal_lm(self) -> Any:
@@ -222,7 +258,9 @@ class PolicyForward(nn.Module):
     @property
     def calls_head(self) -> bool:
         """The head is a module that must be called, so ranks must agree on how often (``MicroBatch.head_chunks``)."""
-        return self.transform is not None and not _weight_at_hand(self.causal_lm.get_output_embeddings())
+        if self.transform is None:
+            return self.own_head
+        return not _weight_at_hand(self.causal_lm.get_output_embeddings())
 
     def chunks_of(self, n_trained: int) -> int:
         """Pieces for ``n_trained`` positions."""
@@ -231,17 +269,27 @@ class PolicyForward(nn.Module):
     def forward(self, batch: MicroBatch) -> TokenLogProbs:
         """Log-probs and entropies [T] in the order of the batch's targets; fp32."""
         inverse_temperature = batch.temperatures_T.reciprocal()
-        if self.transform is None:
-            return self._own_logits(batch, inverse_temperature)
+        if self.transform is None and not self.own_head:
+            return self._all_logits(batch, inverse_temperature)
         model = self.causal_lm
-        states = model.get_decoder()(**batch.model_inputs()).last_hidden_state
+        decoder = model.get_decoder()
+        output = decoder(**batch.model_inputs())
+        states = output.last_hidden_state
         hidden = states.reshape(-1, states.shape[-1]).index_select(0, batch.select_T)
         head = model.get_output_embeddings()
-        if _weight_at_hand(head):
+        if self.transform is not None and _weight_at_hand(head):
             return self._plain_head(head, hidden, batch.targets_T, inverse_temperature)
+
+        def project(hidden: Tensor, targets: Tensor, inverse_temperature: Tensor) -> tuple[Tensor, Tensor]:
+            if self.transform is None:
+                logits = _own_head(model, decoder, output, hidden).float()
+            else:
+                logits = self.transform(head(hidden).float())
+            return _from_logits(logits, targets, inverse_temperature)
+
         pieces = batch.head_chunks or self.chunks_of(batch.n_trained)
         parts = [
-            checkpoint(_called_head, head, h, y, it, self.transform, use_reentrant=False)
+            checkpoint(project, h, y, it, use_reentrant=False)
             for h, y, it in zip(
                 hidden.tensor_split(pieces),
                 batch.targets_T.tensor_split(pieces),
@@ -270,7 +318,7 @@ class PolicyForward(nn.Module):
             )
         return TokenLogProbs(logp, entropy)
 
-    def _own_logits(self, batch: MicroBatch, inverse_temperature: Tensor) -> TokenLogProbs:
+    def _all_logits(self, batch: MicroBatch, inverse_temperature: Tensor) -> TokenLogProbs:
         """Through the model's own forward, at the positions that any row of the batch trains on."""
         width = batch.input_ids.shape[1]
         row, position = batch.select_T // width, batch.select_T % width

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -294,7 +294,7 @@ def _adapter_in_force(model: Any, name: str | None) -> Any:
 class FrozenReference:
     """A frozen copy of the initial policy."""
 
-    def __init__(self, model: Any, chunk: int) -> None:
+    def __init__(self, model: Any, chunk: int | Literal["auto"]) -> None:
         self.forward = PolicyForward(model.requires_grad_(False), chunk).eval()
 
     def logprobs(self, policy: nn.Module, batches: Sequence[MicroBatch], accelerator: Any) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ class SharedScorer:
                 self._known[ids] = [float(x) for x in logprobs]
 
 
-def make_scorer(model: Any, chunk: int) -> Scorer:
+def make_scorer(model: Any, chunk: int | Literal["auto"]) -> Scorer:
     """log π (T = 1, fp32) of every token after the first, by the training code's own forward pass.
 
     One process only: no collective is called, so rank 0 may score while the others wait.
