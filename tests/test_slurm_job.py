@@ -182,6 +182,29 @@ def test_where_the_site_does_not_requeue_on_85_the_script_asks(exits: str, by_ha
     assert code == 85 and ("requeued 7" in out) == by_hand
 
 
+def test_one_element_of_an_array_is_not_taken_for_all(job: Job) -> None:
+    """SLURM shows and requeues the whole array under the number that one of its elements has as its own."""
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    code, out = job.stop_with(signal.SIGUSR1, REQUEUE_EXIT="(null)", **array)
+    assert code == 85 and "requeued 7_2\n" in out
+    (job.folder / "bin" / "scontrol").write_text(
+        SCONTROL.replace('"show job") ', '"show job") [[ $3 == *_* ]] || echo JobState=RUNNING\n    ')
+    )
+    code, out = job.stop_with(signal.SIGTERM, REQUEUE_EXIT="(null)", STATE="CANCELLED", **array)
+    assert code == 85 and "requeued" not in out, "another element is still running"
+
+
+def test_a_long_configuration_is_searched_whole(job: Job) -> None:
+    """A pipe that is closed early made the script ask for a requeue that exit code 85 asks for already."""
+    (job.folder / "bin" / "scontrol").write_text(
+        SCONTROL.replace('=$REQUEUE_EXIT"', '=$REQUEUE_EXIT"; yes key | head -200000').replace(
+            '= $REQUEUE_EXIT"', '= $REQUEUE_EXIT"; yes key | head -200000'
+        )
+    )
+    code, out = job.stop_with(signal.SIGUSR1)
+    assert code == 85 and "requeued; it goes on" in out and "requeued 7" not in out
+
+
 def test_a_cancelled_job_is_not_requeued(job: Job) -> None:
     code, out = job.stop_with(signal.SIGTERM, STATE="CANCELLED")
     assert code == 85 and "requeued" not in out

@@ -157,6 +157,64 @@ def test_keys_come_from_the_environment_and_stand_in_no_script(
     assert "sesame-open" not in dry and "server judge" not in dry and "MAIEUTIC_TEST_KEY" in dry
 
 
+def test_keys_of_evaluations_and_of_a_sweeps_recipes_are_missed_at_submission_too(folder: Path) -> None:
+    evaluation = "name: e\njudge: {model: m, engine: {kind: chat, urls: ['http://x'], api_key_env: MAIEUTIC_TEST_KEY}}\n"
+    (folder / "evaluation.yaml").write_text(evaluation)
+    answer = submit("recipe.yaml", "--evaluate", "evaluation.yaml", "--dry-run", code=2)
+    assert "evaluation.yaml: judge: engine.api_key_env names MAIEUTIC_TEST_KEY, which is not set" in answer
+    (folder / "sweep.yaml").write_text(
+        "name: ablate\nseeds: [0]\nagainst: base\ninstrument: {recipe: recipe.yaml}\narms:\n"
+        "  base: {kind: none, recipe: recipe.yaml}\n"
+        "  instrument: {kind: train, recipe: recipe.yaml, overrides: [judge.engine.api_key_env=MAIEUTIC_TEST_KEY]}\n"
+    )
+    assert "arms.instrument: judge: engine.api_key_env" in submit("sweep.yaml", "--dry-run", code=2)
+
+
+def test_an_argument_of_several_lines_stays_in_the_comment(folder: Path) -> None:
+    text = script(submit("recipe.yaml", 'tracking.group="a\ntouch owned\nb"', "--dry-run"), "train")
+    head = text.partition("set -uo pipefail")[0]
+    assert "touch owned" in head and all(line.startswith("#") for line in head.splitlines())
+
+
+def test_an_sbatch_that_says_more_than_a_number(folder: Path) -> None:
+    fake = folder / "bin" / "sbatch"
+    fake.write_text("#!/bin/sh\necho 'site: 3 checks'\necho '55;cluster'\necho 'site: bye'\n")
+    assert submit("recipe.yaml") == "55\n"
+    fake.write_text("#!/bin/sh\necho 'queued'\n")
+    assert "sbatch gave no job number" in submit("recipe.yaml", code=1)
+
+
+def ask(command: str, run: Path, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["slurm", command, str(run)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_the_status_of_a_run_that_is_being_written(folder: Path) -> None:
+    run = folder / "runs" / "first"
+    submit("recipe.yaml")
+    (run / "endpoints" / "101-0").mkdir(parents=True)
+    (run / "endpoints" / "101-0" / "student.0.json").write_text('{"url": "http://n')
+    (run / "metrics.jsonl").write_text('{"train/step": 4}\n{"train/step": 5, "tra')
+    assert f"step\t4\t{run / 'metrics.jsonl'}" in ask("status", run)
+    (run / "slurm" / "jobs.json").write_text('{"train": ')
+    assert "jobs.json cannot be read" in ask("status", run, code=1)
+
+
+def test_only_what_is_not_over_is_cancelled(folder: Path) -> None:
+    run = folder / "runs" / "first"
+    submit("recipe.yaml", "--evaluate", "evaluation/cpu")
+    (folder / "bin" / "scontrol").write_text(
+        "#!/bin/sh\ncase $3 in 101) echo JobState=PREEMPTED;; *) echo JobState=PENDING;; esac\n"
+    )
+    (folder / "bin" / "scancel").write_text('#!/bin/sh\necho "$@" >>"$FAKE/cancelled"\n')
+    (folder / "bin" / "scancel").chmod(0o755)
+    assert ask("cancel", run) == "evaluate: job 102 cancelled\n"
+    assert (folder / "cancelled").read_text() == "102\n"
+    (folder / "bin" / "scontrol").write_text("#!/bin/sh\necho JobState=COMPLETED\n")
+    assert ask("cancel", run) == "all its jobs are over: nothing to cancel\n"
+
+
 def test_a_container_around_every_step(folder: Path) -> None:
     site = folder / "slurm" / "site.env"
     site.write_text(
@@ -176,6 +234,11 @@ def test_a_container_around_every_step(folder: Path) -> None:
     # Python runs in the container only, by the container's own name.
     main = text.partition("# ---- this job")[2]
     assert sys.executable not in text and " python -m maieutic serve student" in main
+    # What lies elsewhere is mounted too: models, and runs of an absolute output_dir.
+    site.write_text(SITE + "CONTAINER_IMAGE=i.sqsh\nHF_HOME=/models/hf\n")
+    text = script(submit("recipe.yaml", "--dry-run", "output_dir=/data/runs"), "train")
+    assert f"--container-mounts={folder}:{folder},/data/runs:/data/runs,/models/hf:/models/hf " in text
+    assert text.index("export HF_HOME=/models/hf") < text.index('mkdir -p "$HF_HOME"')
     site.write_text(SITE)
     assert "--container" not in submit("recipe.yaml", "--dry-run")
 
@@ -189,7 +252,8 @@ def test_seeds_are_an_array_with_a_run_each(folder: Path) -> None:
     assert got == [f"{folder}/runs/first-s1", "name=first-s1", "seed=1"]
     assert any("--dependency=aftercorr:<train> --kill-on-invalid-dep=yes" in k for k in printed(dry))
     assert '"$RUN"/checkpoints/step-000006' in script(dry, "evaluate")
-    assert "write different whole numbers" in submit("recipe.yaml", "--seeds", "1,1", code=2)
+    for wrong in ("1,1", "²", "", "0,-1"):
+        assert "write different whole numbers" in submit("recipe.yaml", "--seeds", wrong, code=2)
 
 
 def bash_values(text: str, names: str, **env: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pytest
 from maieutic.config import Recipe
 from maieutic.errors import RecipeError
 from maieutic.slurm.errors import SiteError, SlurmError
-from maieutic.slurm.plan import place, processes_of, served_roles, with_addresses
-from maieutic.slurm.site import Site, load_site
+from maieutic.slurm.plan import PlacedServer, place, processes_of, served_roles, with_addresses
+from maieutic.slurm.site import Site, load_site, seconds_of
 from maieutic.slurm.step import slice_gpus
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "slurm" / "site.env.example"
@@ -46,6 +47,16 @@ def test_the_example_names_every_key_and_loads_as_it_stands() -> None:
         ("TRAIN_PROCESSES=8", r"TRAIN_PROCESSES is 8, but a node has 4 GPUs"),
         ("CONTAINER_MOUNTS=/a:/a", r"need CONTAINER_IMAGE"),
         ("SCRATCH=/scratch/$NO_SUCH_USER", r"site.env:3: SCRATCH: \$NO_SUCH_USER is not set"),
+        ("SCRATCH=scratch", r"SCRATCH is scratch: an absolute path is needed"),
+        ("SCRATCH=~no.such.user/x", r"site.env:3: SCRATCH: ~no.such.user is no user here"),
+        (
+            "TIME=5",
+            r"TIME is 5 \(300 s\), SIGNAL_SECONDS is 300: jobs would be told to stop as soon as they start",
+        ),
+        ("EVALUATION_TIME=4:59", r"EVALUATION_TIME is 4:59 \(299 s\)"),
+        ("ACCELERATE_CONFIG=none.yaml", r"ACCELERATE_CONFIG: none.yaml is no file"),
+        ("SBATCH_ARGS=--export=ALL,WANDB_API_KEY=abc", r"SBATCH_ARGS: WANDB_API_KEY=… looks like a secret"),
+        ("SETUP=export A='x  y' && true", r"site.env:3: SETUP: put the whole line in quotes"),
         ('SETUP="export HF_TOKEN=abc"', r"HF_TOKEN=… looks like a secret"),
         ('SETUP="unclosed', r"site.env:3: SETUP: No closing quotation"),
     ],
@@ -75,6 +86,73 @@ def test_values_are_read_not_executed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert site.modules == ["cuda/12.8", "gcc"] and site.sbatch_args == ["--exclusive", "--mail-type=END"]
     with pytest.raises(SiteError, match=r"--set:1: unknown key TRAIN_NODE; did you mean TRAIN_NODES\?"):
         site_of(tmp_path, text, "TRAIN_NODE=3")
+
+
+def test_what_only_looks_like_a_secret_is_taken(tmp_path: Path) -> None:
+    line = "export TOKENIZERS_PARALLELISM=false"
+    assert site_of(tmp_path, f'GPUS_PER_NODE=4\nCPUS_PER_NODE=64\nSETUP="{line}"\n').setup == line
+
+
+def test_a_change_takes_a_value_away_and_owns_its_error(tmp_path: Path) -> None:
+    text = "GPUS_PER_NODE=4\nCPUS_PER_NODE=64\nPARTITION=gpu\nTRAIN_NODES=2\n"
+    assert site_of(tmp_path, text).partition == "gpu"
+    assert site_of(tmp_path, text, "PARTITION=").partition is None
+    assert site_of(tmp_path, text, "TRAIN_NODES=").train_nodes == 1
+    with pytest.raises(SiteError, match="TRAIN_NODES: 'x'") as caught:
+        site_of(tmp_path, text, "TRAIN_NODES=x")
+    assert "site.env:4" not in str(caught.value)
+    with pytest.raises(SiteError, match="--set: write KEY=value, this is ''"):
+        site_of(tmp_path, text, "")
+
+
+def test_files_of_other_editors(tmp_path: Path) -> None:
+    file = tmp_path / "site.env"
+    file.write_bytes(b"\xef\xbb\xbfGPUS_PER_NODE=4\r\nCPUS_PER_NODE=64\r\nACCOUNT=me\r\n")
+    assert load_site(file).account == "me"
+    file.write_bytes(b"GPUS_PER_NODE=4\nCPUS_PER_NODE=64\nACCOUNT=caf\xe9\n")
+    with pytest.raises(SiteError, match=r"site\.env: not UTF-8"):
+        load_site(file)
+
+
+def test_home_folders_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    text = (
+        "GPUS_PER_NODE=4\nCPUS_PER_NODE=64\nSCRATCH=~/s\nPYTHON=~/v/bin/python\nVLLM_PYTHON=~/w\nHF_HOME=~\n"
+    )
+    site = site_of(tmp_path, text)
+    assert (site.scratch, site.python) == ("/home/ann/s", "/home/ann/v/bin/python")
+    assert (site.vllm_python, site.hf_home) == ("/home/ann/w", "/home/ann")
+
+
+def test_a_shipped_launcher_file_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "recipes/accelerate/fsdp2.yaml"
+    text = f"GPUS_PER_NODE=4\nCPUS_PER_NODE=64\nACCELERATE_CONFIG={name}\n"
+    found = site_of(tmp_path, text).accelerate_config
+    assert found is not None and found.endswith(name) and Path(found).is_file() and Path(found).is_absolute()
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text("{}")
+    assert site_of(tmp_path, text).accelerate_config == name, "one's own comes first"
+    inside = text.replace(name, "/in/the/image.yaml") + "CONTAINER_IMAGE=i.sqsh\n"
+    assert site_of(tmp_path, inside).accelerate_config == "/in/the/image.yaml"
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("90", 5_400),
+        ("90:30", 5_430),
+        ("24:00:00", 86_400),
+        ("2-3", 183_600),
+        ("2-3:04", 183_840),
+        ("2-3:04:05", 183_845),
+        ("0", 0),
+    ],
+)
+def test_time_limits_as_slurm_reads_them(time: str, seconds: int) -> None:
+    assert seconds_of(time) == seconds
 
 
 def test_required_keys_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,12 +199,46 @@ def test_only_servers_with_address_files_are_ours() -> None:
     [
         (["--tensor-parallel-size", "2", "--data-parallel-size=3"], 6),
         (["-tp", "4", "-pp=2"], 8),
+        (["--tensor_parallel_size=4"], 4),
+        (["--tensor-parallel-size", "4", "-tp", "2"], 2),
         (["--max-num-seqs", "64"], 1),
     ],
 )
 def test_gpus_of_a_server_are_the_product_of_its_parallel_sizes(args: list[str], gpus: int) -> None:
     (role,) = served_roles(recipe_of(student=served(FILES, *args)))
     assert role.gpus == gpus
+
+
+def students_of(*names: str, urls: dict[str, list[str]] | None = None) -> Recipe:
+    students = [
+        {"name": n, "model": f"org/{i}", "engine": served((urls or {}).get(n, FILES))}
+        for i, n in enumerate(names)
+    ]
+    return Recipe.model_validate({"name": "r", "tutor": {"model": "org/tutor"}, "students": students})
+
+
+def test_students_of_any_name_have_files_of_their_own() -> None:
+    """The pattern of one must not take the servers of another, and no name may leave the folder or be a pattern."""
+    names = ["qwen2", "qwen2.5", "../a [b]*", "学生", "-x"]
+    recipe = with_addresses(students_of(*names))
+    roles = served_roles(recipe)
+    files = [f"{PlacedServer(role, number, 0, None).name}.json" for role in roles for number in (0, 11)]
+    patterns = [s.engine.urls[0].removeprefix("file:$MAIEUTIC_ENDPOINTS/") for s in recipe.students]
+    found = [[f for f in files if fnmatch.fnmatchcase(f, pattern)] for pattern in patterns]
+    assert found == [files[i : i + 2] for i in range(0, len(files), 2)]
+    assert all(re.fullmatch(r"[\w.-]+", f, re.ASCII) for f in files)
+    assert [r.student for r in roles] == names
+
+
+def test_students_whose_files_would_be_the_same() -> None:
+    with pytest.raises(RecipeError, match=r"students \['a b', 'a/b'\]: .* would all be called student-a-b"):
+        served_roles(students_of("a b", "c", "a/b"))
+    there = ["http://x:1"]
+    changed = with_addresses(students_of("a b", "a/b", urls={"a/b": there}))
+    assert [s.engine.urls for s in changed.students] == [
+        ["file:$MAIEUTIC_ENDPOINTS/student-a-b.[0-9]*.json"],
+        there,
+    ]
 
 
 def test_a_parallel_size_that_is_none() -> None:

@@ -71,6 +71,7 @@ def submit(
     from maieutic.slurm import submit as jobs
 
     submission = plan(recipe, overrides or [], site, changes or [], seeds, evaluate, suite or [])
+    jobs.check_keys(submission)
     if dry_run:
         for text in jobs.dry_run(submission):
             typer.echo(text, nl=False)
@@ -99,13 +100,15 @@ def plan(
     from maieutic.slurm.jobs import Evaluation, sweep, training
     from maieutic.slurm.render import Setting
     from maieutic.slurm.site import load_site
-    from maieutic.slurm.submit import check_keys
 
     cluster = load_site(site, changes)
     python = cluster.python or ("python" if cluster.container_image else sys.executable)
     said = ["maieutic slurm submit", shlex.join([recipe, *overrides])]
     said += [f"--seeds {seeds}"] if seeds else []
     said += [f"--evaluate {shlex.quote(evaluate)}"] if evaluate else []
+    said += [f"--suite {shlex.quote(s)}" for s in suites]
+    said += [f"--site {shlex.quote(site)}"] if site else []
+    said += [f"--set {shlex.quote(c)}" for c in changes]
     setting = Setting(cluster, python, Path.cwd(), " ".join(said))
     if _is_sweep(recipe):
         if seeds or evaluate:
@@ -118,7 +121,6 @@ def plan(
     from maieutic.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides)
-    check_keys(loaded)
     if suites and evaluate is None:
         raise RecipeError("--suite says what an evaluation runs: name its recipe with --evaluate")
     if unknown := [s for s in suites if s not in SUITES]:
@@ -149,7 +151,7 @@ def _seeds(text: str | None) -> list[int]:
     if text is None:
         return []
     parts = [p.strip() for p in text.split(",")]
-    if not all(p.isdigit() for p in parts) or len(set(parts)) < len(parts):
+    if not all(p.isdecimal() for p in parts) or len(set(parts)) < len(parts):
         raise RecipeError(f"--seeds {text}: write different whole numbers, such as 0,1,2")
     return [int(p) for p in parts]
 
@@ -169,5 +171,8 @@ def cancel(run: Folder) -> None:
     """Cancel the jobs of a run; its checkpoints stay."""
     from maieutic.slurm.submit import cancel as stop
 
-    for name, number in stop(run).items():
+    stopped = stop(run)
+    for name, number in stopped.items():
         typer.echo(f"{name}: job {number} cancelled")
+    if not stopped:
+        typer.echo("all its jobs are over: nothing to cancel")

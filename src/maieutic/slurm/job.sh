@@ -139,9 +139,12 @@ lost_node() {
 }
 
 requeue() {
-  local turns=${SLURM_RESTART_COUNT:-0}
+  local turns=${SLURM_RESTART_COUNT:-0} config
+  # One element of an array has the array's own number as SLURM_JOB_ID, under which SLURM would show and requeue all of them.
+  local me=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+  me=${me:-$SLURM_JOB_ID}
   # A job that was cancelled, or whose time is up, is not running any more; one that is preempted, or whose node drains, is.
-  [[ $(scontrol show job "$SLURM_JOB_ID") == *JobState=RUNNING* ]] || return
+  [[ $(scontrol show job "$me") == *JobState=RUNNING* ]] || return
   if ((turns >= MAX_REQUEUES)); then
     say "RequeueLimitError: requeued $turns times (MAX_REQUEUES); the checkpoint is there, submit again to go on"
     exit 1
@@ -149,7 +152,8 @@ requeue() {
   end_servers
   say "requeued; it goes on from the newest checkpoint"
   # Where RequeueExit lists 85 the exit code does it.
-  scontrol show config | grep -Eq '^RequeueExit *= *([0-9,-]*,)?85(,|$)' && exit 85
-  scontrol requeue "$SLURM_JOB_ID"
+  config=$(scontrol show config)         # whole, before it is searched: a pipe that grep closes early counts as a failure here
+  grep -Eq '^RequeueExit *= *([0-9,-]*,)?85(,|$)' <<<"$config" && exit 85
+  scontrol requeue "$me"
   exit 85
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from maieutic import yaml12
-from maieutic.config import Recipe
+from maieutic.config import EngineSpec, Recipe
 from maieutic.errors import RecipeError
 from maieutic.evaluation.config import EvaluationRecipe
 from maieutic.recipe import dump_recipe, load_recipe
@@ -35,6 +35,8 @@ class Submission:
     jobs: tuple[Job, ...]
     setting: Setting
     files: dict[Path, str] = field(default_factory=dict)
+    engines: dict[str, EngineSpec] = field(default_factory=dict)
+    """Every engine that the jobs ask, by where it stands."""
 
     def path(self, job: Job) -> Path:
         return self.folder / f"{job.name}.sbatch"
@@ -91,11 +93,19 @@ def training(
             time=site.time,
             array=len(seeds) or None,
             gpus=site.gpus_per_node,
+            out=out,
         )
     ]
     if evaluation is not None:
         jobs.append(_evaluation(recipe, evaluation, setting, root, frozen, seeds))
-    return Submission(folder, runs, tuple(jobs), setting, {frozen: dump_recipe(recipe)})
+    engines = engines_of(recipe) | (_own_engines(evaluation) if evaluation is not None else {})
+    return Submission(folder, runs, tuple(jobs), setting, {frozen: dump_recipe(recipe)}, engines)
+
+
+def engines_of(recipe: Recipe) -> dict[str, EngineSpec]:
+    """By key of the recipe."""
+    students = {f"students.{i}": s.engine for i, s in enumerate(recipe.students)}
+    return {"tutor": recipe.tutor.engine, "judge": recipe.judge.engine, **students}
 
 
 def _prelude(root: Path, base: Path, seeds: Sequence[int], name: str) -> list[str]:
@@ -157,24 +167,24 @@ def _evaluation(
         array=len(seeds) or None,
         after=("aftercorr" if seeds else "afterok", "train"),
         gpus=site.gpus_per_node,
+        out=root.parent,
     )  # fmt: skip
 
 
 def _no_own_files(evaluation: Evaluation) -> None:
     """The evaluation's job serves the experiment's students (and judge); other servers are somebody else's."""
-    own = evaluation.recipe
-    engines = {
-        "tutor": own.tutor.engine if own.tutor else None,
-        "gates": own.gates.engine if own.gates else None,
-        "judge": own.judge.engine if own.judge else None,
-        "student": own.student.engine if own.student else None,
-    }
-    for name, engine in engines.items():
-        if engine is not None and is_ours(engine):
+    for where, engine in _own_engines(evaluation).items():
+        if is_ours(engine):
             raise RecipeError(
-                f"{evaluation.name}: {name}.engine.urls names address files ({engine.urls[0]}), but the evaluation's job starts "
+                f"{where}.engine.urls names address files ({engine.urls[0]}), but the evaluation's job starts "
                 "no server for it: give a URL, or kind: hf"
             )
+
+
+def _own_engines(evaluation: Evaluation) -> dict[str, EngineSpec]:
+    own = evaluation.recipe
+    parts = {"tutor": own.tutor, "gates": own.gates, "judge": own.judge, "student": own.student}
+    return {f"{evaluation.name}: {name}": part.engine for name, part in parts.items() if part is not None}
 
 
 # ---- sweeps ----------------------------------------------------------------------------------------------------------
@@ -246,6 +256,7 @@ def sweep(recipe: SweepRecipe, setting: Setting) -> Submission:
         time=site.time,
         array=len(todo),
         gpus=site.gpus_per_node,
+        out=out,
     )
     report = Job(
         name="report",
@@ -257,9 +268,15 @@ def sweep(recipe: SweepRecipe, setting: Setting) -> Submission:
         time=site.evaluation_time,
         after=("afterany", "tasks"),
         signal=False,
+        out=out,
     )
     runs = tuple(out / recipe.name / "train" / t.name for t in todo)
-    return Submission(folder, runs, (tasks_job, report), setting, texts)  # fmt: skip
+    engines = {
+        f"{where}: {key}": engine
+        for where, one in _named(instrument, loaded).items()
+        for key, engine in engines_of(one).items()
+    }
+    return Submission(folder, runs, (tasks_job, report), setting, texts, engines)  # fmt: skip
 
 
 def _addresses(recipe: Recipe) -> list[str]:
@@ -277,6 +294,11 @@ def _addresses(recipe: Recipe) -> list[str]:
     return lines
 
 
+def _named(instrument: Recipe, arms: dict[str, Recipe]) -> dict[str, Recipe]:
+    """All recipes of a sweep; an arm may be called ``instrument`` too."""
+    return {"instrument": instrument, **{f"arms.{name}": recipe for name, recipe in arms.items()}}
+
+
 def _shared_roles(
     arms: dict[str, Recipe], instrument: Recipe, folder: Path, texts: dict[Path, str]
 ) -> tuple[list[Role], dict[str, Path]]:
@@ -286,8 +308,8 @@ def _shared_roles(
     """
     roles: dict[str, tuple[Role, object, str]] = {}
     sources: dict[str, Path] = {}
-    for where, recipe in {"instrument": instrument, **arms}.items():
-        for role in served_roles(recipe, tutor=where != "instrument"):
+    for where, recipe in _named(instrument, arms).items():
+        for role in served_roles(recipe, tutor=recipe is not instrument):
             spec = _spec(recipe, role)
             seen = roles.setdefault(role.name, (role, spec, where))
             if seen[1] != spec:

@@ -7,6 +7,7 @@ node's GPUs, because overlapping steps of a job would otherwise all see all of t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from maieutic.slurm.site import Site
 
 ENDPOINTS = "MAIEUTIC_ENDPOINTS"
 """Environment variable of every job: the folder in which its servers publish their addresses."""
+_UNPLAIN = re.compile(r"[^A-Za-z0-9_-]+")
 _SIZES = {
     "--tensor-parallel-size": "-tp",
     "--pipeline-parallel-size": "-pp",
@@ -35,8 +37,11 @@ class Role:
 
     @property
     def name(self) -> str:
-        """Of its address files, as ``maieutic serve`` calls them."""
-        return self.role if self.student is None else f"{self.role}-{self.student}"
+        """Of its address files, its log and its step: plain words, whatever the student is called.
+
+        Without dots, so that the pattern of ``qwen2`` does not take the servers of ``qwen2.5``.
+        """
+        return self.role if self.student is None else f"{self.role}-{_UNPLAIN.sub('-', self.student)}"
 
     @property
     def pattern(self) -> str:
@@ -83,6 +88,13 @@ def served_roles(recipe: Recipe, *, tutor: bool = True, judge: bool = True) -> l
             roles.append(_role("student", spec.name if len(recipe.students) > 1 else None, spec.engine))
     if judge and recipe.judge.kind == "llm" and is_ours(recipe.judge.engine):
         roles.append(_role("judge", None, recipe.judge.engine))
+    names = [r.name for r in roles]
+    for role in roles:
+        if names.count(role.name) > 1:
+            raise RecipeError(
+                f"students {[r.student for r in roles if r.name == role.name]}: their servers' files would all be called "
+                f"{role.name}: choose names that differ in letters or digits"
+            )
     return roles
 
 
@@ -91,35 +103,35 @@ def _role(role: str, student: str | None, engine: EngineSpec) -> Role:
 
 
 def _parallel(args: Sequence[str], who: str) -> int:
-    """GPUs of one server: the product of its parallel sizes."""
+    """GPUs of one server: the product of its parallel sizes. As vLLM reads them: ``_`` is ``-``, and the last of two counts."""
     words = [w for arg in args for w in arg.split("=", 1)]
     total = 1
     for long, short in _SIZES.items():
+        size = 1
         for i, word in enumerate(words):
-            if word in (long, short):
+            if word == short or word.replace("_", "-") == long:
                 value = words[i + 1] if i + 1 < len(words) else ""
-                if not value.isdigit() or int(value) < 1:
+                if not value.isdecimal() or int(value) < 1:
                     raise RecipeError(f"{who}: engine.serve_args: {word} {value!r} is not a number of GPUs")
-                total *= int(value)
+                size = int(value)
+        total *= size
     return total
 
 
 def with_addresses(recipe: Recipe) -> Recipe:
     """The recipe with the job's own address files in place of the ``file:`` patterns of the roles that it serves."""
-    roles = {r.name: r for r in served_roles(recipe)}
+    roles = {(r.role, r.student): r for r in served_roles(recipe)}
     if not roles:
         return recipe
 
-    def there(engine: EngineSpec, name: str) -> EngineSpec:
+    def there(engine: EngineSpec, role: str, student: str | None = None) -> EngineSpec:
+        ours = roles.get((role, student))
         other = [u for u in engine.urls if not u.startswith("file:")]
-        return engine.model_copy(update={"urls": [roles[name].pattern, *other]}) if name in roles else engine
+        return engine if ours is None else engine.model_copy(update={"urls": [ours.pattern, *other]})
 
+    several = len(recipe.students) > 1
     students = [
-        s.model_copy(
-            update={
-                "engine": there(s.engine, "student" if len(recipe.students) == 1 else f"student-{s.name}")
-            }
-        )
+        s.model_copy(update={"engine": there(s.engine, "student", s.name if several else None)})
         for s in recipe.students
     ]
     return recipe.model_copy(

@@ -48,6 +48,8 @@ class Job:
     """(kind of dependency, name of the job)."""
     signal: bool = True
     gpus: int = 0
+    out: Path | None = None
+    """The folder of the runs, for a container to see (None: below what it sees anyway)."""
 
 
 def quote(words: Sequence[str]) -> str:
@@ -58,13 +60,14 @@ def quote(words: Sequence[str]) -> str:
 def script(job: Job, setting: Setting) -> str:
     """The sbatch file."""
     site = setting.site
-    lines = ["#!/bin/bash", *_header(job, setting), f"# Written by: {setting.said}"]
+    said = " ".join(setting.said.splitlines())  # a value of several lines must not leave the comment
+    lines = ["#!/bin/bash", *_header(job, setting), f"# Written by: {said}"]
     # Functions that this job does not use, and traps, look unreachable to shellcheck.
     lines += ["# shellcheck disable=SC2317,SC2034", "set -uo pipefail", ""]
     lines += _site(site)
     lines += [*job.prelude, f"GRACE={site.grace_seconds} MAX_REQUEUES={site.max_requeues}"]
     lines += ["# Steps overlap: each takes the GPUs that the plan gave it (maieutic.slurm.step)."]
-    lines += [f"SRUN=({quote(_srun(setting))})", ""]
+    lines += ["# shellcheck disable=SC2054", f"SRUN=({quote(_srun(setting, job.out))})", ""]
     body = files("maieutic.slurm").joinpath("job.sh").read_text(encoding="utf-8")
     return "\n".join([*lines, body.rstrip("\n"), "", "# ---- this job", *job.main]) + "\n"
 
@@ -103,14 +106,18 @@ def _site(site: Site) -> list[str]:
         lines += [site.setup, "set -u"]
     if site.hf_home:
         lines.append(f"export HF_HOME={shlex.quote(site.hf_home)}")
+        lines += ['mkdir -p "$HF_HOME"'] if site.container_image else []  # what is mounted must be there
     return lines
 
 
-def _srun(setting: Setting) -> list[str]:
+def _srun(setting: Setting, out: Path | None) -> list[str]:
     site = setting.site
     words = ["--overlap", f"--cpus-per-task={site.cpus_per_node}", *site.srun_args]
     if site.container_image:
-        own = dict.fromkeys(str(p) for p in (site.scratch, setting.cwd) if p)
+        own: list[Path] = []
+        for path in (site.scratch, setting.cwd, out, site.hf_home):
+            if path is not None and not any(Path(path).is_relative_to(p) for p in own):
+                own.append(Path(path))
         mounts = site.container_mounts or ",".join(f"{p}:{p}" for p in own)
         words += [f"--container-image={site.container_image}", f"--container-mounts={mounts}"]
         words += [f"--container-workdir={setting.cwd}", *site.container_args]

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from maieutic.config import Count, Section
+from maieutic.resources import share_dir
 from maieutic.slurm.errors import SiteError
 
 ENV_VAR = "MAIEUTIC_SITE"
@@ -28,7 +29,9 @@ _LISTS = ("modules", "sbatch_args", "srun_args")
 _REFERENCE = re.compile(r"\$\{?\w+\}?")
 # A comment begins a word, so that `docker://host#image` is whole; quoted text is kept as it is.
 _QUOTED_OR_COMMENT = re.compile(r"""("[^"]*"|'[^']*')|(?:^|(?<=\s))#.*""")
-_SECRET = re.compile(r"\b\w*(?:KEY|TOKEN|SECRET|PASSWORD)\w*=", re.IGNORECASE)
+# Whole words of a name: HF_TOKEN, not TOKENIZERS_PARALLELISM.
+_SECRET = re.compile(r"\b\w*(?:KEY|TOKEN|SECRET|PASSWORD)S?(?:_\w*)?=", re.IGNORECASE)
+_PATHS = ("accelerate_config", "python", "vllm_python", "scratch", "hf_home", "container_image")
 
 
 class Site(Section):
@@ -102,11 +105,32 @@ class Site(Section):
             raise ValueError(
                 f"TRAIN_PROCESSES is {self.train_processes}, but a node has {self.gpus_per_node} GPUs"
             )
+        for key in ("time", "evaluation_time"):
+            limit = seconds_of(getattr(self, key))
+            if 0 < limit <= self.signal_seconds:  # 0 is no limit
+                raise ValueError(
+                    f"{key.upper()} is {getattr(self, key)} ({limit} s), SIGNAL_SECONDS is {self.signal_seconds}: jobs would "
+                    "be told to stop as soon as they start; give more time, or a shorter warning"
+                )
+        if self.scratch is not None and not Path(self.scratch).is_absolute():
+            raise ValueError(f"SCRATCH is {self.scratch}: an absolute path is needed, the same on all nodes")
         return self
+
+
+def seconds_of(time: str) -> int:
+    """Seconds of a time limit as SLURM reads it: ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(p) for p in rest.split(":")]
+    if not dash and len(parts) < 3:
+        parts.insert(0, 0)  # without days the first of one or two numbers is minutes
+    hours, minutes, seconds = (parts + [0, 0])[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def load_site(path: str | Path | None = None, changes: Sequence[str] = ()) -> Site:
     """The settings of ``path`` (else of ``$MAIEUTIC_SITE``, else of ``slurm/site.env``), with ``changes`` (``KEY=value``) on top.
+
+    An empty change (``PARTITION=``) takes the file's value away.
 
     Raises:
         SiteError: no such file, a line that is no ``KEY=value``, an unknown key (with the nearest one), a value that does not
@@ -114,19 +138,40 @@ def load_site(path: str | Path | None = None, changes: Sequence[str] = ()) -> Si
     """
     file = Path(path or os.environ.get(ENV_VAR) or DEFAULT)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SiteError(
+            f"{file}: not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8"
+        ) from None
     except OSError as error:
         raise SiteError(
             f"{file}: {error.strerror}: copy slurm/site.env.example there and fill it in, or name it with --site"
         ) from error
     values, lines = _parse(text, file)
     for change in changes:
-        changed, _ = _parse(change, Path("--set"))
+        changed, named = _parse(change, Path("--set"))
+        if not named:
+            raise SiteError(f"--set: write KEY=value, this is {change!r}")
+        for key in named:
+            values.pop(key, None)
+            lines.pop(key, None)  # an error is the change's, not the file's
         values |= changed
     try:
-        return Site.model_validate(values)
+        site = Site.model_validate(values)
     except ValidationError as error:
         raise SiteError("\n".join(_explain(e, file, lines) for e in error.errors())) from None
+    return site.model_copy(update={"accelerate_config": _accelerate_config(site)})
+
+
+def _accelerate_config(site: Site) -> str | None:
+    """The file, or the one of this name that comes with the package; what lies in a container only is not looked for."""
+    named = site.accelerate_config
+    if named is None or site.container_image is not None or Path(named).is_file():
+        return named
+    shipped = share_dir("recipes").parent / named
+    if shipped.is_file():
+        return str(shipped)
+    raise SiteError(f"ACCELERATE_CONFIG: {named} is no file (from {Path.cwd()}); see recipes/accelerate")
 
 
 def _parse(text: str, file: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -156,19 +201,27 @@ def _parse(text: str, file: Path) -> tuple[dict[str, Any], dict[str, int]]:
 def _value(rest: str, key: str, where: str) -> Any:
     """The value without quotes and trailing comment, with ``$VARIABLES`` of the environment filled in."""
     try:
-        text = " ".join(shlex.split(_QUOTED_OR_COMMENT.sub(r"\1", rest)))
+        plain = _QUOTED_OR_COMMENT.sub(r"\1", rest)
+        words = shlex.split(plain)
+        text = " ".join(words)
     except ValueError as error:
         raise SiteError(f"{where}: {error}") from None
+    if found := _SECRET.search(text):
+        raise SiteError(
+            f"{where}: {found[0]}… looks like a secret, which would stand in every script: export it before "
+            "`maieutic slurm submit`; jobs inherit the environment"
+        )
     if key == "setup":  # a line of shell is for the job's shell
-        if found := _SECRET.search(text):
-            raise SiteError(
-                f"{where}: {found[0]}… looks like a secret, which would stand in every script: export it before "
-                "`maieutic slurm submit`; jobs inherit the environment"
-            )
+        if len(words) > 1 and any(c in plain for c in "'\"\\"):
+            raise SiteError(f"{where}: put the whole line in quotes: those inside it would be lost")
     else:
         text = os.path.expandvars(text)
         if left := _REFERENCE.search(text):
             raise SiteError(f"{where}: {left[0]} is not set in this environment")
+        if key in _PATHS:
+            text = os.path.expanduser(text)
+            if text.startswith("~"):
+                raise SiteError(f"{where}: {text.split('/')[0]} is no user here")
     if key in _LISTS or key == "container_args":
         return text.split()
     number = Site.model_fields[key].annotation

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from maieutic.config import Recipe
 from maieutic.errors import RecipeError, RunFolderError
 from maieutic.slurm.errors import SlurmError
 from maieutic.slurm.jobs import Submission
@@ -33,6 +32,7 @@ _ENDED = (
     "OUT_OF_MEMORY",
     "BOOT_FAIL",
     "DEADLINE",
+    "PREEMPTED",  # by a partition that cancels; a requeued job is PENDING
 )
 
 
@@ -68,14 +68,12 @@ def refuse_to_mix(submission: Submission) -> None:
             )
 
 
-def check_keys(recipe: Recipe) -> None:
+def check_keys(submission: Submission) -> None:
     """Jobs inherit this environment: a key that is missing here would be missed in the night.
 
     Raises :class:`~maieutic.errors.RecipeError` naming the variable.
     """
-    engines = {"tutor": recipe.tutor.engine, "judge": recipe.judge.engine}
-    engines |= {f"students.{i}": s.engine for i, s in enumerate(recipe.students)}
-    for where, engine in engines.items():
+    for where, engine in submission.engines.items():
         if engine.kind != "hf" and engine.api_key_env and not os.environ.get(engine.api_key_env):
             raise RecipeError(
                 f"{where}: engine.api_key_env names {engine.api_key_env}, which is not set: export it before submitting"
@@ -105,7 +103,13 @@ def submit(submission: Submission, say: Callable[[str], None]) -> dict[str, str]
     try:
         for job in submission.jobs:
             answer = call(sbatch_command(job, submission, ids))
-            ids[job.name] = answer.strip().split(";")[0]
+            # Sites' wrappers of sbatch say more on the same output; the number has a line of its own.
+            found = re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE)
+            if not found:
+                raise SlurmError(
+                    f"sbatch gave no job number for {submission.path(job)}, but: {answer.strip()!r:.300}"
+                )
+            ids[job.name] = found[-1]
             say(f"{job.name}: job {ids[job.name]}")
     except SlurmError:
         for number in ids.values():
@@ -134,8 +138,13 @@ def submitted(folder: Path) -> dict[str, str]:
     """Job ids by name of the last submission; empty when there was none. ``folder``: a run's, or its ``slurm`` folder."""
     for file in (folder / JOBS, folder / "slurm" / JOBS):
         if file.is_file():
-            ids: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
-            return ids
+            try:
+                ids = json.loads(file.read_text(encoding="utf-8"))
+                return {str(name): str(number) for name, number in ids.items()}
+            except (OSError, ValueError, AttributeError) as error:
+                raise RunFolderError(
+                    f"{file} cannot be read ({error}): look for its jobs with squeue, then remove it"
+                ) from error
     return {}
 
 
@@ -174,20 +183,31 @@ def status_lines(folder: Path) -> list[str]:
     lines = [f"{name}\t{ids[name]}\t{state}" for name, state in states(folder).items()]
     run = folder.parent if folder.name == "slurm" else folder
     for file in sorted(run.glob("endpoints/*/*.json")):
-        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        record = _record(file.read_text(encoding="utf-8", errors="replace"))
         lines.append(f"server\t{file.parent.name}/{file.stem}\t{record.get('url')}")
     metrics = run / "metrics.jsonl"
-    rows = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
+    text = metrics.read_text(encoding="utf-8", errors="replace") if metrics.is_file() else ""
+    rows = [row for line in text.splitlines()[-2:] if (row := _record(line))]  # the last may be half written
     if rows:
-        row = json.loads(rows[-1])
-        lines.append(f"step\t{row.get('train/step')}\t{metrics}")
+        lines.append(f"step\t{rows[-1].get('train/step')}\t{metrics}")
     return lines
 
 
+def _record(line: str) -> dict[str, Any]:
+    """A JSON object; empty for what is none (yet)."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def cancel(folder: Path) -> dict[str, str]:
-    """Cancel what was submitted from a folder; the ids. Servers end with their job."""
+    """Cancel what was submitted from a folder and is not over; the ids of these. Servers end with their job."""
     ids = submitted(folder)
     if not ids:
         raise SlurmError(f"{folder}: nothing was submitted from here (no slurm/{JOBS})")
-    call(["scancel", *ids.values()])
-    return ids
+    alive = {name: ids[name] for name, state in states(folder).items() if state not in _ENDED}
+    if alive:
+        call(["scancel", *alive.values()])
+    return alive
