@@ -62,9 +62,15 @@ def measure(world: Any, servers: Any, seed: int, turn: int) -> dict[str, Any]:
         for name, gates, samples in (("none", (), 0), ("llm", GATES, SAMPLES), ("rule", (), SAMPLES))
     }
     scoring = [e[len(bare) :] for e, bare in zip(episodes["llm"], episodes["none"], strict=True)]
+    computed = {name: simulate(e, servers.slots) for name, e in episodes.items()}
+    phases = [simulate([[e[i]] for e in scoring], servers.slots) for i in range(2)]
+    computed["late"] = computed["none"] + sum(phases)
+    # What post-tests would hide behind gates, if rejected episodes were tested as well.
+    at_once = [[*bare, [*e[0], *e[1]]] for bare, e in zip(episodes["none"], scoring, strict=True)]
+    computed["at_once"] = simulate(at_once, servers.slots)
     return {
         "seconds": {name: one.seconds for name, one in played.items()},
-        "computed": {name: simulate(e, servers.slots) for name, e in episodes.items()},
+        "computed": computed,
         "work": sum(s for e in scoring for stage in e for _, s in stage),
         "chain": statistics.fmean(sum(max(s for _, s in stage) for stage in e) for e in scoring),
         "requests": sum(sum(one.requests.values()) for one in played.values()),
@@ -105,7 +111,7 @@ def run(runs: int, pairs: int, token_ms: float, shapes: dict[str, float]) -> Any
                     f"run {number + 1}, {servers.slots['tutor']} slots for {dialogues} dialogues: {seconds['none']:.2f} s alone; "
                     f"added by LLM judge and post-test {added(seconds, 'llm'):.1%} (computed {added(one['computed'], 'llm'):.1%}), "
                     f"rule judge {added(seconds, 'rule'):.1%} ({added(one['computed'], 'rule'):.1%}), "
-                    f"afterwards {added(seconds, 'late'):.1%}",
+                    f"afterwards {added(seconds, 'late'):.1%} ({added(one['computed'], 'late'):.1%})",
                     flush=True,
                 )
     figures = []
@@ -152,6 +158,13 @@ def run(runs: int, pairs: int, token_ms: float, shapes: dict[str, float]) -> Any
             "votes": VOTES,
             "seconds_without_scoring": {
                 row: round(statistics.median(o["seconds"]["none"] for o in ones), 2)
+                for row, ones in found.items()
+            },
+            "computed_added": {
+                row: {
+                    name: round(statistics.median(added(o["computed"], name) for o in ones), 4)
+                    for name in ("llm", "rule", "late", "at_once")
+                }
                 for row, ones in found.items()
             },
             "scoring_of_one_episode_s": round(

@@ -218,10 +218,8 @@ def test_the_makespan_benchmark_in_small() -> None:
     assert all(len(f.runs) == 2 for f in outcome.figures)
     # By its own check; how much above is a matter of the machine.
     assert all(x >= 1 for f in outcome.figures if f.target == "<= 1.10" for x in f.runs)
-    assert (
-        outcome.checks["most_slots_in_use"] == {"3": 12, "3c": 2}
-        or outcome.checks["most_slots_in_use"]["3c"] == 2
-    )
+    used = outcome.checks["most_slots_in_use"]
+    assert used["3"] <= 12 and used["3c"] == 2  # all of the few are used
     swept = outcome.settings["computed_makespan_over_bound_by_slots_a_dialogue"]
     assert swept["1.5"]["arrival"] == 1.0 and all(
         r >= 1 for orders in swept.values() for r in orders.values()
@@ -235,3 +233,7 @@ def test_the_scoring_benchmark_in_small() -> None:
     assert outcome.checks["most_slots_in_use"]["5"] <= 12
     computed = next(f for f in outcome.figures if "computed" in f.against)
     assert 0 < computed.runs[0] < 1
+    shares = outcome.settings["computed_added"]["5"]
+    assert shares["llm"] == pytest.approx(computed.runs[0], abs=1e-3)
+    # Each hides less than the one before; the rule judge has no requests of its own.
+    assert shares["rule"] <= shares["at_once"] <= shares["llm"] <= shares["late"]
