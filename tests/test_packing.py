@@ -20,7 +20,9 @@ from maieutic.training.packing import (
     make_micro_batches,
     make_rows,
     pack,
+    packed_cost,
     pad,
+    padded_cost,
     plan_micro_batches,
 )
 from maieutic.training.probes import isolates, tiny_copy
@@ -144,6 +146,23 @@ def test_best_width() -> None:
     assert best_width([500], 900, hidden_size=8) == best_width([500] * 8, 10_000, hidden_size=0) == 0
 
 
+def test_sequences_are_padded_where_that_is_cheaper_than_a_mask() -> None:
+    def layouts(*lengths: int, budget: int, hidden: int) -> list[tuple[int, ...]]:
+        rows = make_rows([trajectory("." + "x" * n) for n in lengths], [1.0] * len(lengths))
+        return [tuple(b.input_ids.shape) for b in make_micro_batches(rows, budget, "packed", 1, hidden)[0]]
+
+    # Equal lengths waste nothing, and a row of one sequence needs no mask, which would cost twice the pairs.
+    assert layouts(300, 300, 300, budget=900, hidden=64) == [(3, 300)]
+    assert packed_cost([300] * 3, 300, 64) == 900 * (1 + 300 / 384)
+    assert padded_cost([300] * 3, 64) == 900 * (1 + 300 / 768)
+    # Lengths of 30 to 300 would be two fifths padding; in a wide model no mask costs as much.
+    assert layouts(300, 200, 40, budget=900, hidden=4096) == [(1, 540)]
+    # Without a size (kernels with variable lengths) there is no choice, nor where the layout is padded already.
+    assert layouts(300, 300, 300, budget=900, hidden=0) == [(1, 900)]
+    # Sorted into micro-batches of neighbours: 300 + 290 | 100 + 90 + 80.
+    assert layouts(100, 300, 90, 290, 80, budget=600, hidden=64) == [(2, 300), (3, 100)]
+
+
 def test_every_token_is_trained_once_whatever_the_layout() -> None:
     rng = random.Random(0)
     batch = [
@@ -154,7 +173,7 @@ def test_every_token_is_trained_once_whatever_the_layout() -> None:
     for budget in (1, 64, 200, 10_000):
         for layout in ("packed", "padded"):
             for n_ranks in (1, 2, 3):
-                ranks = make_micro_batches(rows, budget, layout, n_ranks, hidden_size=n_ranks - 1)  # type: ignore[arg-type]
+                ranks = make_micro_batches(rows, budget, layout, n_ranks, hidden_size=40 * (n_ranks - 1))  # type: ignore[arg-type]
                 assert len({len(rank) for rank in ranks}) == 1
                 seen = [
                     (b.episode_ids[e], t)
