@@ -132,10 +132,13 @@ async def run(args: Any, folder: Path) -> Outcome:
     with serving(recipe, model, folder, extra=args.serve.split()) as server:
         room = await Room.open(recipe)
         try:
-            for step in range(1, args.runs + 1):
+            for step in range(
+                1, args.runs + 1
+            ):  # counts need no warm-up, and the second of two replays is not favoured
                 calls = await play(room, server.url, step, cached)
                 print({k: round(v, 4) for k, v in cached[-1].items()}, flush=True)
-                some = first_dialogues(calls, args.tested)
+                tests = post_tests(calls, recipe.env.post_test_max_tokens)
+                some = some_dialogues(calls, tests, args.tested)
                 tested.append(await compare(room, server.url, some, args.k, one_first=bool(step % 2)))
                 print({k: round(v, 4) for k, v in tested[-1].items()}, flush=True)
         finally:
@@ -143,10 +146,11 @@ async def run(args: Any, folder: Path) -> Outcome:
     return outcome(cached, tested, model.name, args)
 
 
-def first_dialogues(calls: Sequence[Call], n: int) -> list[Call]:
-    """The requests of ``n`` dialogues (evenly from all, so that several problem pairs are among them)."""
-    names = list(dict.fromkeys(c.dialogue for c in calls))
-    kept = set(names[:: max(1, len(names) // n)][:n])
+def some_dialogues(calls: Sequence[Call], tests: set[int], n: int) -> list[Call]:
+    """The requests of ``n`` dialogues, those that sat a post-test first (others were stopped by a gate)."""
+    tested = {c.dialogue for c in calls if c.number in tests}
+    names = sorted(dict.fromkeys(c.dialogue for c in calls), key=lambda name: name not in tested)
+    kept = set(names[:n])
     return [c for c in calls if c.dialogue in kept]
 
 

@@ -174,7 +174,7 @@ async def run(args: Any, folder: Path) -> Outcome:
         room = await Room.open(recipe)
         try:
             print("warming up", flush=True)
-            await measure(room, server.url, 99)
+            await room.play(args.runs + 1, problems=1)
             rows = []
             for step in range(1, args.runs + 1):
                 rows.append(await measure(room, server.url, step))

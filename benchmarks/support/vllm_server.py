@@ -124,8 +124,11 @@ class Room:
         """Most requests in flight for one role."""
         return self.recipe.tutor.engine.http.concurrency
 
-    async def play(self, step: int) -> tuple[float, RolloutResult, list[Call]]:
-        """One step's rollout as :mod:`maieutic.training.loop` plays it: seconds (with the check of the weights that ends it)."""
+    async def play(self, step: int, problems: int | None = None) -> tuple[float, RolloutResult, list[Call]]:
+        """One step's rollout as :mod:`maieutic.training.loop` plays it: seconds (with the check of the weights that ends it).
+
+        ``problems``: only the first ones (a warm-up).
+        """
         training = self.recipe.training
         pairs = self.classroom.train_pairs
         order = ProblemOrder(len(pairs), self.recipe.seed, training.problems_per_step)
@@ -133,7 +136,7 @@ class Room:
         start = time.perf_counter()
         result = await rollout(
             self.classroom.play_train,
-            [pairs[i] for i in order.indices(step - 1)],
+            [pairs[i] for i in order.indices(step - 1)][:problems],
             phase="train",
             step=step,
             run_seed=self.recipe.seed,

@@ -37,6 +37,8 @@ _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM's ``--max-lora-rank`` takes."""
 _CPU_BATCH = 4_096
 """Tokens of one prefill batch on a CPU server."""
+_CPU_BLOCK = 32
+"""Tokens of a block of its cache: only whole blocks are found again, and vLLM's own 128 there are a whole turn of a dialogue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ def plan(
         command += ["--enforce-eager"]  # compiling takes minutes on a CPU and gains little
         # A seeded request whose prompt is prefilled in chunks kills vLLM 0.31's CPU worker ("CPU Generator does not use offset").
         command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(context, _CPU_BATCH))]
+        command += ["--block-size", str(_CPU_BLOCK)]
         environment.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", os.environ.get("VLLM_CPU_KVCACHE_SPACE", "2"))
     return ServePlan(

@@ -37,6 +37,7 @@ class PushReport:
     write_s: float
     load_s: float
     probe_s: float
+    """Of the trainer's log-probs and the servers', together."""
     probe_gap: float
     lost: int = 0
     """Servers that were down and are left out until they answer again."""
@@ -105,8 +106,9 @@ class WeightPush(ABC):
         self.version = None
         start = time.monotonic()
         size = self._stage(policy_version)
-        self._scores = self._score(self._probe)
         written = time.monotonic()
+        self._scores = self._score(self._probe)
+        scored = time.monotonic()
         held: list[float] = []
         deadline = time.monotonic() + self._patience_s
         while not held:  # again where all of them died after they were loaded
@@ -121,8 +123,8 @@ class WeightPush(ABC):
             policy_version,
             size,
             written - start,
-            served - written,
-            time.monotonic() - served,
+            served - scored,
+            time.monotonic() - served + scored - written,
             max(held),
             lost,
         )

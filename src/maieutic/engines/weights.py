@@ -56,7 +56,14 @@ def write_weights(model: Any, folder: Path, *, config_from: Path | None = None) 
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: t.contiguous().clone().cpu() for name, t in merged_weights(model)}
+    tensors: dict[str, torch.Tensor] = {}
+    taken: set[int] = set()
+    for name, value in merged_weights(model):
+        tensor = value.contiguous().cpu()
+        if tensor.untyped_storage().data_ptr() in taken:
+            tensor = tensor.clone()  # a tied head: the format refuses tensors that share memory
+        taken.add(tensor.untyped_storage().data_ptr())
+        tensors[name] = tensor
     part = folder / "model.safetensors.part"
     save_file(tensors, part, metadata={"format": "pt"})
     size = part.stat().st_size
