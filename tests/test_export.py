@@ -96,7 +96,52 @@ def test_the_adapter_goes_beside_its_base_model(tiny_model_dir: Path, tmp_path: 
     config = json.loads((done.folder / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(tiny_model_dir)
     assert front_matter(done.folder)["base_model_relation"] == "adapter"
-    assert "--enable-lora --max-lora-rank 2 --lora-modules run=" in (done.folder / "README.md").read_text()
+    assert "--enable-lora --max-lora-rank 8 --lora-modules run=" in (done.folder / "README.md").read_text()
+
+
+def test_an_adapter_on_other_whole_weights_names_these(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """``tutor.init_from``: beside ``tutor.model`` the adapter would compute something else."""
+    from peft import PeftModel
+
+    from maieutic.tiny import make_tiny_model
+
+    other = make_tiny_model(tmp_path / "other", seed=3)
+    run, policy = make_run(tiny_model_dir, tmp_path, **{"tutor.init_from": str(other)})
+    done = export(run, kind="adapter")
+    config = json.loads((done.folder / "adapter_config.json").read_text())
+    named = config["base_model_name_or_path"]
+    model = PeftModel.from_pretrained(loaded(Path(named)), str(done.folder))
+    assert named == str(other) and torch.equal(logits(model), logits(policy.model))
+    assert front_matter(done.folder)["base_model"] == "other"
+    assert "vllm serve other " in (done.folder / "README.md").read_text()
+
+
+def test_the_working_folder_is_a_folder_too(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = make_run(tiny_model_dir, tmp_path)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert export(run, Path(".")).folder == tmp_path / "here"
+    assert (tmp_path / "here" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("kind", ["merged", "adapter"])
+def test_a_full_disk_is_named_and_leaves_nothing(
+    kind: Any, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors import SafetensorError
+
+    run, _ = make_run(tiny_model_dir, tmp_path)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
+    monkeypatch.setattr("peft.PeftModel.save_pretrained", full)
+    with pytest.raises(CheckpointError, match=r"cannot write the export .*No space left on device"):
+        export(run, tmp_path / "out", kind=kind)
+    assert [p.name for p in tmp_path.iterdir() if "out" in p.name] == []
 
 
 def test_a_checkpoint_is_named_or_the_newest_one_is_taken(tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -144,7 +189,7 @@ def test_the_licence_of_the_base_model_is_carried_over(tmp_path: Path) -> None:
     from maieutic.tiny import make_tiny_model
 
     model = make_tiny_model(tmp_path / "base")
-    (model / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\nA model.\n")
+    (model / "README.md").write_bytes(b"---\nauthor: Ren\xe9\nlicense: apache-2.0\n---\nA model.\n")
     run, _ = make_run(model, tmp_path)
     folder = export(run).folder
     assert front_matter(folder)["license"] == "apache-2.0"
@@ -167,6 +212,9 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tiny_model_dir: P
         export(run, kind="adapter")
     with pytest.raises(CheckpointError, match="neither a complete checkpoint"):
         export(tmp_path)
+    lora, _ = make_run(tiny_model_dir, tmp_path / "lora")
+    with pytest.raises(ModelError, match="dtype float16 is for a merged model"):
+        export(lora, kind="adapter", dtype="float16")
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine").write_text("x")
@@ -215,8 +263,9 @@ def test_only_a_push_that_is_asked_for_reaches_the_hub(
     assert uploaded["repo_id"] == "me/tutor"
     assert {"README.md", "config.json", "model.safetensors", "generation_config.json"} <= uploaded["names"]
     assert "vllm serve me/tutor" in (done.folder / "README.md").read_text()
-    with pytest.raises(MaieuticError, match="write owner/name"):
-        export(run, tmp_path / "no", push="tutor")
+    for wrong in ("tutor", "me/", "/tutor", "me/a/b", "me/my tutor"):
+        with pytest.raises(MaieuticError, match="write owner/name"):
+            export(run, tmp_path / "no", push=wrong)
     with pytest.raises(MaieuticError, match=r"cannot be pushed \(PermissionError: 403\).*upload .*third"):
         export(run, tmp_path / "third", push="me/tutor", api=Hub(refuses=True))
     assert (tmp_path / "third" / "model.safetensors").is_file()  # the work is not lost

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from aiohttp import web
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 import training_parts as parts
@@ -277,6 +278,37 @@ def test_a_push_that_is_refused_is_named(kind: str, tiny_model_dir: Path, tmp_pa
         assert server.url in str(caught.value)
 
     pushes([server], maker(kind, adapted(tiny_model_dir), tmp_path / "push", wire), body)
+
+
+@pytest.mark.parametrize("kind", ["disk", "lora"])
+@pytest.mark.parametrize("cause", ["full", "folder"])
+def test_a_folder_that_does_not_take_the_weights_is_named_and_the_next_push_arrives(
+    kind: str, cause: str, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (server,), wire = cast(kind, tiny_model_dir)
+    model, folder = adapted(tiny_model_dir), tmp_path / "push"
+
+    def no_space(*_: Any, **__: Any) -> None:  # as safetensors says it
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    async def body(push: WeightPush, vllm: VllmEngine) -> None:
+        with monkeypatch.context() as broken:
+            if cause == "full":
+                broken.setattr("safetensors.torch.save_file", no_space)
+                broken.setattr("peft.peft_model.safe_save_file", no_space)
+            else:
+                folder.write_text("a file where the folder should be")
+            with pytest.raises(
+                WeightPushError, match=r"version 1 .*cannot be written.*tutor\.engine\.push_folder"
+            ):
+                await push.push(1)
+        assert push.version is None and push.report is None
+        if cause == "folder":
+            folder.unlink()
+        await push.push(1)
+        assert push.report is not None and push.report.probe_gap < 1e-3
+
+    pushes([server], maker(kind, model, folder, wire), body)
 
 
 def test_weight_transfer_waits_for_the_next_push_where_the_model_has_moved(

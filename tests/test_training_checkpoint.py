@@ -71,6 +71,39 @@ def test_auto_takes_the_newest_complete_one_and_ignores_what_a_kill_left(tmp_pat
     assert not list(tmp_path.glob(".tmp-*"))
 
 
+@pytest.mark.parametrize("how", ["pruned", "discarded"])
+def test_a_kill_while_one_is_deleted_leaves_none_that_looks_complete(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+    doomed = 1 if how == "pruned" else 2
+
+    def killed(path: Path, **_: Any) -> None:
+        (Path(path) / "optimizer.pt").unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        if how == "pruned":
+            checkpoint.prune(tmp_path, CheckpointSpec(keep_last=1, best=None), None)
+        else:
+            checkpoint.discard_after(tmp_path, 1)
+    monkeypatch.undo()
+    assert [step for step, _ in checkpoint.complete(tmp_path)] == [3 - doomed]
+    save(tmp_path, doomed)
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["step-000001", "step-000002"]
+    assert checkpoint.load_tensors(tmp_path / f"step-00000{doomed}", "optimizer.pt")
+
+
+def test_a_folder_without_a_state_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "step-000003" / "model").mkdir(parents=True)
+    (tmp_path / "step-000003" / "model" / "weights").write_text("half")
+    path = save(tmp_path, 3)
+    assert (path / "model" / "weights").read_text() == "3" and checkpoint.load_state(path).step == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000003"]
+
+
 def test_a_full_disk_leaves_the_previous_checkpoint_and_no_half_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -29,6 +31,36 @@ def test_a_signal_that_another_rank_received_counts_here() -> None:
         num_processes=2, device="cpu", gather=lambda mine: torch.stack([mine[0], torch.tensor(15)])
     )
     assert signals.agree(accelerator) == signal.SIGTERM and signals.received == signal.SIGTERM
+
+
+def test_a_signal_while_a_rollout_in_another_thread_ends_is_noted_all_the_same() -> None:
+    """Its loop may be closed by then, or the task gone between two looks: the handler must raise in nobody's code."""
+    signals = StopSignals()
+    loop = asyncio.new_event_loop()
+    signals._task = SimpleNamespace(cancel=lambda: None)  # type: ignore[assignment]
+    signals._loop = loop
+    loop.close()
+    signals._handle(signal.SIGUSR1, None)
+    assert signals.received == signal.SIGUSR1
+
+    class Ends(StopSignals):
+        """The other thread takes the task away right after the first look at it."""
+
+        looks = 0
+
+        @property
+        def _task(self) -> Any:
+            self.looks += 1
+            return SimpleNamespace(cancel=lambda: None) if self.looks == 1 else None
+
+        @_task.setter
+        def _task(self, value: Any) -> None: ...
+
+    ending = Ends()
+    ending._loop = asyncio.new_event_loop()
+    ending._handle(signal.SIGTERM, None)
+    ending._loop.close()
+    assert ending.received == signal.SIGTERM
 
 
 def test_one_process_asks_nobody() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ def export(
     Raises :class:`~maieutic.errors.CheckpointError` for what is no checkpoint of a run, :class:`~maieutic.errors.ModelError` for
     weights that cannot be had in this form, :class:`~maieutic.errors.MaieuticError` when the Hub refuses.
     """
-    if push is not None and push.count("/") != 1:
+    if push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", push):
         raise MaieuticError(f"{push!r} is no model id: write owner/name")
     path, state, recipe = _find(Path(source))
     kind = kind or "merged"
@@ -64,15 +65,18 @@ def export(
         raise ModelError(
             f"{path} holds a whole model (tutor.lora is not set): there is no adapter, export it merged"
         )
-    folder = out or path.parents[1] / "export" / f"{path.name}-{kind}"
+    if kind == "adapter" and dtype != "auto":
+        raise ModelError(f"dtype {dtype} is for a merged model: an adapter is written as it was trained")
+    folder = out.absolute() if out is not None else path.parents[1] / "export" / f"{path.name}-{kind}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder} exists already: name another folder with --out, or remove it")
     part = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     try:
         with named_os_errors(f"the export {folder}", CheckpointError):
             part.mkdir(parents=True)
-            written = _write(part, path, recipe, kind, dtype)
-            card = model_card(recipe, state, kind=kind, dtype=written, run=path.parents[1].name, repo=push)
+            written, base = _write(part, path, recipe, kind, dtype)
+            run = path.parents[1].name
+            card = model_card(recipe, state, kind=kind, dtype=written, run=run, repo=push, base=base)
             (part / "README.md").write_text(card, encoding="utf-8")
             if folder.exists():
                 folder.rmdir()
@@ -105,8 +109,9 @@ def _is_adapter(path: Path) -> bool:
     return (path / "model" / "adapter_config.json").is_file()
 
 
-def _write(folder: Path, path: Path, recipe: Recipe, kind: Kind, dtype: Dtype) -> str:
-    """Weights, configuration, tokenizer with its chat template, generation settings; returns the dtype of the weights."""
+def _write(folder: Path, path: Path, recipe: Recipe, kind: Kind, dtype: Dtype) -> tuple[str, str]:
+    """Weights, configuration, tokenizer with its chat template, generation settings; returns the dtype of the weights, and the
+    model that they started from (of an adapter: that it goes beside)."""
     import torch
     from transformers import GenerationConfig
 
@@ -119,9 +124,13 @@ def _write(folder: Path, path: Path, recipe: Recipe, kind: Kind, dtype: Dtype) -
     plain = recipe.model_copy(update={"tutor": tutor, "algorithm": algorithm})
     policy = build_policy(plain, torch.device("cpu"), weights=path / "model")
     model = policy.model
+    base = base_model_of(recipe)
     if kind == "adapter":
-        model.save_pretrained(folder, selected_adapters=["default"])
-        _name_base(folder / "adapter_config.json", recipe)
+        checkpoint.as_os_errors(lambda: model.save_pretrained(folder, selected_adapters=["default"]))
+        if policy.base_is_pure:
+            _name_base(folder / "adapter_config.json", recipe)
+        else:  # whole weights that tutor.init_from names
+            base = model.get_base_model().config._name_or_path
         generation = model.get_base_model().generation_config
         name = str(next(p for p in model.parameters() if p.requires_grad).dtype)
     else:
@@ -132,13 +141,13 @@ def _write(folder: Path, path: Path, recipe: Recipe, kind: Kind, dtype: Dtype) -
         merged.config.dtype = target
         generation = merged.generation_config
         name = str(target)
-        merged.save_pretrained(folder)
+        checkpoint.as_os_errors(merged.save_pretrained, folder)
     if recipe.tutor.chat_template is not None:
         make_renderer(recipe.tutor, policy.tokenizer)  # a template that cannot be used is named here
         policy.tokenizer.chat_template = Path(recipe.tutor.chat_template).read_text(encoding="utf-8")
     policy.tokenizer.save_pretrained(folder)
     _generation(generation or GenerationConfig(), recipe, policy.tokenizer).save_pretrained(folder)
-    return name.removeprefix("torch.")
+    return name.removeprefix("torch."), base
 
 
 def _published_dtype(recipe: Recipe) -> Any:

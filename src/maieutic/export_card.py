@@ -9,6 +9,7 @@ from typing import Any
 from maieutic import __version__
 from maieutic.config import Recipe
 from maieutic.models import PACKAGED
+from maieutic.serve import _LORA_RANKS
 from maieutic.training.checkpoint import TrainState
 
 _SECTIONS = ("tutor", "students", "judge", "env", "reward", "problems", "algorithm", "training")
@@ -23,10 +24,11 @@ def base_model_of(recipe: Recipe) -> str:
 
 
 def model_card(
-    recipe: Recipe, state: TrainState, *, kind: str, dtype: str, run: str, repo: str | None
+    recipe: Recipe, state: TrainState, *, kind: str, dtype: str, run: str, repo: str | None, base: str
 ) -> str:
-    """Markdown with front matter. ``run``: the run's name; ``repo``: its id on the Hub, None for a local folder."""
-    base, licence = _public(base_model_of(recipe)), licence_of(recipe)
+    """Markdown with front matter. ``run``: the run's name; ``repo``: its id on the Hub, None for a local folder; ``base``: the
+    model that the tutor started from, or that the adapter goes beside."""
+    base, licence = _public(base), licence_of(recipe)
     front = ["library_name: " + ("peft" if kind == "adapter" else "transformers")]
     front += ["pipeline_tag: text-generation", f"base_model: {json.dumps(base)}"]
     front += [f"base_model_relation: {'adapter' if kind == 'adapter' else 'finetune'}"]
@@ -53,7 +55,7 @@ def licence_of(recipe: Recipe) -> str | None:
     card = Path(name) / "README.md"
     if not card.is_file():
         return None
-    lines = card.read_text(encoding="utf-8").splitlines()
+    lines = card.read_text(encoding="utf-8", errors="replace").splitlines()
     if not lines or lines[0].strip() != "---":
         return None
     for line in lines[1:]:
@@ -130,7 +132,8 @@ def _metrics(state: TrainState) -> list[str]:
 
 def _use(recipe: Recipe, kind: str, base: str, where: str, run: str) -> list[str]:
     if kind == "adapter":
-        rank = recipe.tutor.lora.r if recipe.tutor.lora else 16
+        r = recipe.tutor.lora.r if recipe.tutor.lora else 16
+        rank = next((known for known in _LORA_RANKS if known >= r), r)
         command = f"vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules {run}={where}"
     else:
         command = f"vllm serve {where}"

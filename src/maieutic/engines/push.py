@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from maieutic.engines.vllm import VllmEngine
 from maieutic.engines.weights import write_version, write_weights
 from maieutic.errors import EngineDownError, EngineError, EngineMismatchError, WeightPushError
@@ -100,12 +102,20 @@ class WeightPush(ABC):
             WeightPushError: a server that is up did not take the weights, or not in time.
             EngineMismatchError: a server's log-probs differ from the trainer's by more than the tolerance, or it names another
                 version.
+
+        WeightPushError too when the folder does not take the weights (a full disk, no permission).
         """
         if self.version == policy_version:
             return
         self.version = None
         start = time.monotonic()
-        size = self._stage(policy_version)
+        try:
+            size = self._stage(policy_version)
+        except (OSError, SafetensorError) as error:
+            raise WeightPushError(
+                f"policy version {policy_version} was not pushed: its weights cannot be written ({error}); see "
+                "tutor.engine.push_folder"
+            ) from error
         written = time.monotonic()
         self._scores = self._score(self._probe)
         scored = time.monotonic()

@@ -13,6 +13,7 @@ the previous one as it was. What stands under a temporary name is ignored and re
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -164,14 +165,16 @@ def save(
         with named_os_errors(f"the checkpoint {final}; the previous one is intact", CheckpointError):
             _remove_leftovers(root)
             (temporary / "model").mkdir(parents=True)
-            _call(save_model, temporary / "model")
+            as_os_errors(save_model, temporary / "model")
             if isinstance(optimizer, Path):
                 os.rename(optimizer, temporary / "optimizer")
             else:
-                _call(torch.save, dict(optimizer), temporary / "optimizer.pt")
-            _call(torch.save, rng, temporary / "rng.pt")
+                as_os_errors(torch.save, dict(optimizer), temporary / "optimizer.pt")
+            as_os_errors(torch.save, rng, temporary / "rng.pt")
             (temporary / "state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
             _sync_tree(temporary)
+            if final.is_dir():
+                _delete(final)  # no checkpoint, as it has no state: what a copy or a deletion left half done
             os.rename(temporary, final)
             _sync(root)
     finally:
@@ -202,7 +205,7 @@ def save_part(folder: Path, rank: int, state: Mapping[str, Any]) -> None:
     with named_os_errors(
         f"rank {rank}'s part of the checkpoint; the previous one is intact", CheckpointError
     ):
-        _call(torch.save, dict(state), folder / _part_name(rank))
+        as_os_errors(torch.save, dict(state), folder / _part_name(rank))
         _sync(folder / _part_name(rank))
 
 
@@ -228,7 +231,7 @@ def _part_name(rank: int) -> str:
     return f"rank-{rank:05d}.pt"
 
 
-def _call(function: Callable[..., None], *arguments: Any) -> None:
+def as_os_errors(function: Callable[..., None], *arguments: Any) -> None:
     """Serialisers wrap a full disk in errors of their own: make them OSErrors again."""
     try:
         function(*arguments)
@@ -242,6 +245,13 @@ def _call(function: Callable[..., None], *arguments: Any) -> None:
         ):
             raise OSError(f"{text} (is the disk full?)") from error
         raise
+
+
+def _delete(path: Path) -> None:
+    """Delete a checkpoint that is complete to the last moment and then absent, also when a kill comes half-way."""
+    doomed = path.with_name(f".tmp-deleted-{path.name}-{os.getpid()}")
+    os.rename(path, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)  # what is left under this name goes with the next save
 
 
 def _remove_leftovers(root: Path) -> None:
@@ -268,7 +278,8 @@ def prune(root: Path, spec: CheckpointSpec, best_step: int | None) -> list[Path]
     found = complete(root)
     doomed = [path for step, path in found[: -spec.keep_last] if step != best_step]
     for path in doomed:
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # an old checkpoint that stays is no reason to stop
+            _delete(path)
     return doomed
 
 
@@ -280,7 +291,7 @@ def discard_after(root: Path, step: int) -> None:
     for number, path in complete(root):
         if number > step:
             with named_os_errors(f"{path} (to delete it)", CheckpointError):
-                shutil.rmtree(path)
+                _delete(path)
 
 
 def complete(root: Path) -> list[tuple[int, Path]]:

@@ -7,6 +7,7 @@ on. A step that follows a checkpoint or an evaluation is played afresh: a run th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
@@ -76,7 +77,8 @@ class Ahead(Generic[T]):
             return
         self._began.wait()
         if self._loop is not None and self._task is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._task.cancel)
+            with contextlib.suppress(RuntimeError):  # it has just ended, and its loop is closed
+                self._loop.call_soon_threadsafe(self._task.cancel)
         self._join()
 
     def _join(self) -> None:

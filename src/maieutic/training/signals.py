@@ -8,6 +8,7 @@ leaves at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -58,8 +59,11 @@ class StopSignals:
                 os._exit(EXIT_CODES[signal.SIGINT])
             return
         self.received = number
-        if self._loop is not None and self._task is not None:
-            self._loop.call_soon_threadsafe(self._task.cancel)
+        # A rollout in another thread may end at this very moment, and take both away or close its loop.
+        loop, task = self._loop, self._task
+        if loop is not None and task is not None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(task.cancel)
 
     def agree(self, accelerator: Any) -> int | None:
         """The signal that any rank has received (the highest number), the same answer on every rank.
