@@ -13,8 +13,8 @@ import torch
 
 from maieutic.architectures import SHAPES, known_config
 from maieutic.check import resolve
-from maieutic.config import LoraSpec
-from maieutic.memory import Batch, activations, disk_bytes, per_gpu, server_bytes, size_of
+from maieutic.config import EngineSpec, LoraSpec
+from maieutic.memory import Batch, activations, disk_bytes, estimate, per_gpu, server_bytes, size_of
 from maieutic.recipe import load_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -135,14 +135,81 @@ def test_sharding_divides_what_it_should() -> None:
     recipe, size = published("eduardo/14b")
     p = size.parameters
     ddp, zero2, zero3 = (per_gpu(recipe, size, 8, s) for s in ("ddp", "zero2", "zero3"))
-    assert (ddp["tutor weights"], zero2["tutor weights"], zero3["tutor weights"]) == (4 * p, 4 * p, p // 2)
+    assert (ddp["tutor weights"], zero2["tutor weights"], zero3["tutor weights"]) == (4 * p, 2 * p, p // 2)
     assert (ddp["gradients"], zero2["gradients"], zero3["gradients"]) == (4 * p, p // 2, p // 2)
     assert (ddp["optimizer"], zero2["optimizer"], zero3["optimizer"]) == (8 * p, p, p)
     assert zero2["activations"] == zero3["activations"], "nobody shares out activations"
     assert ddp["optimizer's own"] == 4 * p, "AdamW's own numbers are more than the activations"
-    assert zero2["16-bit copies"] == 2 * p and "16-bit copies" not in zero3
+    # DeepSpeed holds the 16-bit weights, and shares out the fp32 ones that they are rounded from.
+    assert zero2["fp32 copies"] == p // 2 and "16-bit copies" not in {**zero2, **zero3}
     alone = per_gpu(recipe, size, 1, "zero3")
     assert alone["tutor weights"] == 4 * p and "exchange" not in alone
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "qwen2_moe"])
+def test_a_token_keeps_its_own_experts(kind: str) -> None:
+    from transformers import AutoConfig
+
+    experts: dict[str, Any] = {
+        "mixtral": {"num_local_experts": 8, "intermediate_size": 128},
+        "qwen3_moe": {
+            "num_experts": 8,
+            "moe_intermediate_size": 128,
+            "intermediate_size": 512,
+            "head_dim": 16,
+        },
+        "qwen2_moe": {"num_experts": 8, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
+    }
+
+    def mixture(layers: int) -> Any:
+        common: dict[str, Any] = {"num_experts_per_tok": 2, "hidden_size": 64, "vocab_size": 64}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+        return AutoConfig.for_model(kind, num_hidden_layers=layers, **common, **heads, **experts[kind])
+
+    one, three = (kept_by_autograd(mixture(n), torch.float32) for n in (1, 3))
+    assert size_of(kind, mixture(1)).shapes[0].saved(4) == pytest.approx((three - one) / 2, rel=0.05)
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero3"])
+def test_what_is_sampled_in_process_lies_on_the_first_gpu(sharding: Any) -> None:
+    recipe, size = published("eduardo/4b")
+    known = known_config("meta-llama/Llama-3.1-8B-Instruct")
+    assert known is not None
+    student, here = size_of("student", known[0]), {"engine": EngineSpec()}
+    plain = per_gpu(recipe, size, 8, sharding)
+    assert per_gpu(recipe, size, 8, sharding, [student]) == plain, "all of them are served"
+    mirror = {"whole copy": 4 * size.parameters} if sharding == "zero3" else {}
+    played = recipe.model_copy(update={"students": [recipe.students[0].model_copy(update=here)]})
+    extra = {"student weights": student.weight_bytes}
+    assert per_gpu(played, size, 8, sharding, [student]) == plain | extra | mirror
+    sampled = recipe.model_copy(update={"tutor": recipe.tutor.model_copy(update=here)})
+    # The policy is fp32 in a full fine-tune, and so is its cache.
+    extra = {"key-value cache": EngineSpec().cache_tokens * 2 * size.cache_bytes_per_token}
+    assert per_gpu(sampled, size, 8, sharding, [student]) == plain | extra | mirror
+
+
+def test_a_student_of_the_tutors_model_is_counted_where_it_has_weights_of_its_own(tmp_path: Path) -> None:
+    recipe, _ = published("eduardo/4b")
+    known = known_config(recipe.tutor.model)
+    assert known is not None
+    lora = LoraSpec(r=16)
+    size = size_of(recipe.tutor.model, known[0], dtype="bfloat16", lora=lora)
+    tutor = recipe.tutor.model_copy(update={"lora": lora})
+    student = recipe.students[0].model_copy(update={"model": tutor.model, "engine": EngineSpec()})
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+
+    def counted(tutor_: Any = tutor, student_: Any = student, staleness: int = 0) -> int:
+        training = recipe.training.model_copy(update={"staleness": staleness})
+        changed = recipe.model_copy(update={"tutor": tutor_, "students": [student_], "training": training})
+        return estimate(changed, size, [size]).get("student weights", 0)
+
+    own = 2 * size.parameters
+    assert counted() == 0, "one copy, with the adapter off"
+    assert counted(staleness=1) == own, "it plays while the policy is trained"
+    assert counted(student_=student.model_copy(update={"revision": "v2"})) == own
+    assert counted(tutor.model_copy(update={"init_from": "org/other"})) == own
+    assert counted(tutor.model_copy(update={"init_from": str(tmp_path / "adapter")})) == 0
 
 
 def test_lora_trains_little_and_the_sizes_of_the_recipes_fit_their_hardware() -> None:

@@ -312,7 +312,8 @@ def _add_models(recipe: Recipe, report: CheckReport) -> None:
     tutor = size(recipe.tutor, recipe.tutor.lora)
     students = [
         tutor
-        if tutor is not None and s.model == recipe.tutor.model
+        if tutor is not None
+        and (s.model, s.revision, s.dtype) == (recipe.tutor.model, recipe.tutor.revision, recipe.tutor.dtype)
         else (size(s) if s.kind == "model" and s.engine.kind != "chat" else None)
         for s in recipe.students
     ]
@@ -338,7 +339,7 @@ def _add_models(recipe: Recipe, report: CheckReport) -> None:
     report.memory_bytes = memory.estimate(recipe, tutor, students, judge)
     report.disk_bytes = memory.disk_bytes(recipe, tutor)
     report.gpu_bytes = {
-        sharding: {str(n): memory.per_gpu(recipe, tutor, n, sharding) for n in _RANKS}
+        sharding: {str(n): memory.per_gpu(recipe, tutor, n, sharding, students, judge) for n in _RANKS}
         for sharding in memory.SHARDINGS
     }
     report.server_bytes = _servers(recipe, tutor, students, judge)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from maieutic.architectures import known_config
-from maieutic.config import LoraSpec, Recipe, logit_positions
+from maieutic.config import LoraSpec, Recipe, StudentSpec, logit_positions
 from maieutic.errors import MaieuticError
 from maieutic.memory_layers import Layer, layers_of
 
@@ -244,7 +246,7 @@ def _saved(tutor: ModelSize, layer: Layer, size: int, *, masked: bool, full: boo
 
 
 def estimate(
-    recipe: Recipe, tutor: ModelSize, students: list[ModelSize | None], judge: ModelSize | None = None
+    recipe: Recipe, tutor: ModelSize, students: Sequence[ModelSize | None], judge: ModelSize | None = None
 ) -> dict[str, int]:
     """Bytes in the trainer's process, by purpose, all models in process, one process: the peak of an optimizer step's gradient.
 
@@ -261,15 +263,7 @@ def estimate(
         **_activations(recipe, tutor, size),
         **_others(recipe, tutor, students, judge),
     }
-    if recipe.tutor.engine.kind == "hf":
-        episodes = recipe.training.problems_per_step * recipe.training.group_size
-        most = episodes * (recipe.env.prompt_limit + recipe.env.conversation_limit)
-        out["key-value cache"] = (
-            min(recipe.tutor.engine.cache_tokens, most)
-            * tutor.cache_bytes_per_token
-            * size
-            // _BYTES[tutor.dtype]
-        )
+    out["key-value cache"] = _tutor_cache(recipe, tutor, size)
     if recipe.algorithm.kl_beta > 0 and full:
         out["reference weights"] = size * tutor.parameters
     return {name: n for name, n in out.items() if n}
@@ -289,40 +283,80 @@ def _activations(recipe: Recipe, tutor: ModelSize, size: int) -> dict[str, int]:
 
 
 def _others(
-    recipe: Recipe, tutor: ModelSize, students: list[ModelSize | None], judge: ModelSize | None
+    recipe: Recipe, tutor: ModelSize, students: Sequence[ModelSize | None], judge: ModelSize | None
 ) -> dict[str, int]:
     """Weights of frozen models in process."""
     others = {
-        s.model: s
+        (spec.model, spec.revision, spec.dtype): s
         for s, spec in zip(students, recipe.students, strict=True)
-        if s is not None and spec.engine.kind == "hf" and not (recipe.tutor.lora and s.model == tutor.model)
+        if s is not None and spec.engine.kind == "hf" and not _shares(recipe, spec)
     }
-    judged_here = judge is not None and recipe.judge.engine.kind == "hf" and judge.model not in others
+    spec = recipe.judge
+    judged_here = (
+        judge is not None and spec.engine.kind == "hf" and (spec.model, None, spec.dtype) not in others
+    )
     return {
         "student weights": sum(s.weight_bytes for s in others.values()),
         "judge weights": judge.weight_bytes if judge is not None and judged_here else 0,
     }
 
 
-def per_gpu(recipe: Recipe, tutor: ModelSize, ranks: int, sharding: Sharding) -> dict[str, int]:
-    """Bytes on each of ``ranks`` GPUs that train the tutor, by purpose; models in servers are elsewhere.
+def _shares(recipe: Recipe, student: StudentSpec) -> bool:
+    """A student is the tutor's model with its adapter off, as :mod:`maieutic.runtime` decides it."""
+    tutor, init = recipe.tutor, recipe.tutor.init_from
+    folders = () if init is None else (Path(init), Path(init) / "model")
+    return (
+        tutor.lora is not None
+        # Played while the policy is trained, a student has weights of its own.
+        and not recipe.training.staleness
+        and (init is None or any((f / "adapter_config.json").is_file() for f in folders))
+        and (student.model, student.revision, student.dtype) == (tutor.model, tutor.revision, tutor.dtype)
+    )
 
-    Compute is in the recipe's ``tutor.dtype`` (the launcher's ``mixed_precision`` must say so), weights that are trained and their
-    AdamW state in fp32. ``ddp``: everything whole on each rank. ``zero2``: gradients and optimizer state are shared out. ``zero3``
-    (FSDP2): weights too; a layer's are gathered while it computes.
+
+def _tutor_cache(recipe: Recipe, tutor: ModelSize, size: int) -> int:
+    """Bytes of the keys and values of a tutor that is sampled in process."""
+    if recipe.tutor.engine.kind != "hf":
+        return 0
+    episodes = recipe.training.problems_per_step * recipe.training.group_size
+    most = episodes * (recipe.env.prompt_limit + recipe.env.conversation_limit)
+    tokens = min(recipe.tutor.engine.cache_tokens, most)
+    return tokens * tutor.cache_bytes_per_token * size // _BYTES[tutor.dtype]
+
+
+def per_gpu(
+    recipe: Recipe,
+    tutor: ModelSize,
+    ranks: int,
+    sharding: Sharding,
+    students: Sequence[ModelSize | None] | None = None,
+    judge: ModelSize | None = None,
+) -> dict[str, int]:
+    """Bytes on the fullest of ``ranks`` GPUs that train the tutor, by purpose; models in servers are elsewhere.
+
+    It is the first, where it also samples in process (``students`` in the recipe's order and ``judge``: what may be there; None:
+    nothing is). Compute is in the recipe's ``tutor.dtype`` (the launcher's ``mixed_precision`` must say so), weights that are
+    trained and their AdamW state in fp32. ``ddp``: everything whole on each rank. ``zero2``: gradients, optimizer state and the
+    fp32 weights are shared out, those of the compute type are whole. ``zero3`` (FSDP2): all weights are shared out; a layer's are
+    gathered while it computes.
     """
     full = recipe.tutor.lora is None
     compute = _BYTES[tutor.dtype]
     trained = tutor.parameters if full else tutor.adapter_parameters
     stored = 4 * tutor.parameters if full else compute * tutor.parameters + 4 * tutor.adapter_parameters
     share = 1 if sharding == "ddp" else ranks
+    whole = compute * tutor.parameters if full and sharding == "zero2" else stored
     out = {
-        "tutor weights": stored // (ranks if sharding == "zero3" else 1),
+        "tutor weights": whole // (ranks if sharding == "zero3" else 1),
         "gradients": 4 * trained // share,
         "optimizer": 8 * trained // share,
         **_activations(recipe, tutor, compute),
     }
-    if full and compute == 2 and sharding != "zero3":
+    if full and sharding == "zero2":
+        out["fp32 copies"] = (
+            4 * tutor.parameters // share
+        )  # DeepSpeed's optimizer rounds the whole weights from them
+    if full and compute == 2 and sharding == "ddp":
         out["16-bit copies"] = 2 * tutor.parameters  # autocast keeps them for the length of a forward pass
     if sharding == "ddp" and ranks > 1:
         out["exchange"] = 4 * trained  # DDP's buckets
@@ -332,6 +366,11 @@ def per_gpu(recipe: Recipe, tutor: ModelSize, ranks: int, sharding: Sharding) ->
         out["exchange"] = compute * gathered + (4 * tutor.layer_parameters if full else 0)
     if recipe.algorithm.kl_beta > 0 and full:
         out["reference weights"] = stored  # every rank holds a frozen copy of its own
+    if students is not None:
+        out |= _others(recipe, tutor, students, judge)
+        out["key-value cache"] = _tutor_cache(recipe, tutor, 4 if full else compute)
+        if sharding == "zero3" and ranks > 1 and _in_process(recipe):
+            out["whole copy"] = stored  # the first rank's mirror (docs/backends.md), which is sampled from
     # AdamW takes another number for each weight while it steps, when the activations are gone.
     stepping = 4 * trained // share
     backward = sum(out.get(k, 0) for k in ("activations", "logits", "16-bit copies"))
@@ -339,6 +378,13 @@ def per_gpu(recipe: Recipe, tutor: ModelSize, ranks: int, sharding: Sharding) ->
         out = {k: v for k, v in out.items() if k not in ("activations", "logits", "16-bit copies")}
         out["optimizer's own"] = stepping
     return {name: n for name, n in out.items() if n}
+
+
+def _in_process(recipe: Recipe) -> bool:
+    """Tutor, a student or the judge is sampled by the trainer itself."""
+    judged = recipe.judge.kind == "llm" and recipe.judge.engine.kind == "hf"
+    played = any(s.kind == "model" and s.engine.kind == "hf" for s in recipe.students)
+    return recipe.tutor.engine.kind == "hf" or played or judged
 
 
 # ---- servers and disk ------------------------------------------------------------------------------------------------

@@ -89,10 +89,12 @@ def layers_of(text: Any, *, normed: bool, gated: bool) -> list[Layer]:
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     experts = getattr(text, "num_experts_per_tok", None)
     m = text.intermediate_size
-    if experts and getattr(text, "moe_intermediate_size", None):
-        m = experts * text.moe_intermediate_size + (
-            getattr(text, "shared_expert_intermediate_size", None) or 0
-        )
+    if experts:  # a token's own experts; some families call an expert's width like a dense layer's
+        m = experts * (getattr(text, "moe_intermediate_size", None) or m)
+        m += getattr(text, "shared_expert_intermediate_size", None) or 0
+        m += (
+            experts * text.hidden_size // 2
+        )  # each keeps the token's input and output: 8 h or 4 h, as a width of the MLP counts
     kind: Kind = "attention+norm+gate" if gated else "attention+norm" if normed else "attention"
     attention = Layer(kind, text.hidden_size, m, heads * head_dim, kv_heads * head_dim, heads, kv_heads)
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
