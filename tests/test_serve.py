@@ -151,6 +151,11 @@ def test_the_plan_of_each_role(tmp_path):
     assert tutor.command[at + 1] == "processed_logprobs" and "--enforce-eager" not in tutor.command
     student = plan(recipe(), "student", model_dir=str(tmp_path), python="/venv/bin/python")
     assert student.command[0] == "/venv/bin/python" and "--enforce-eager" in student.command
+    # Only whole blocks are found in the prefix cache, and vLLM takes 128 tokens a block on a CPU.
+    assert student.command[student.command.index("--block-size") + 1] == "32"
+    assert "--block-size" not in tutor.command
+    # HttpPool keeps idle connections for 30 s; a server that closes them sooner breaks the request that comes next.
+    assert int(tutor.env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]) > 30
     assert "VLLM_SERVER_DEV_MODE" not in student.env and student.context == 2048 + 8192 + 2048 + 800 + 64
     judge = plan(recipe(judge=JUDGE), "judge", model_dir="hub/id")
     assert judge.command[-2:] == ["--tensor-parallel-size", "2"] and "HF_HUB_OFFLINE" not in judge.env
