@@ -13,7 +13,8 @@ from support.loopback import Piece
 
 RIGHT = 4
 """Answers are drawn from 1 … 4, so one in four is right."""
-ALGEBRA = 8
+ALGEBRA = 64
+"""One answer in so many needs algebra: tens of milliseconds of a CPU, which simulated time does not shorten."""
 _OPENERS = ["first", "now", "then", "next", "here", "for a start", "once more", "in your words"]
 _THINGS = [
     "amounts",
@@ -82,10 +83,11 @@ def make_lines(end_token: str) -> Lines:
     ]
     # Under 12 words: longer ones that come twice in a dialogue would be taken for copies, and be sampled again.
     student = [piece(f"The {t} {a}? {o.capitalize()} I wonder.") for o, t, a in phrases]
-    plain = [f"{x}" for x in range(1, RIGHT + 1) for _ in range(ALGEBRA - 1)]
-    algebra = [f"{k}(x + {x}) - {k}x - {(k - 1) * x}" for k in range(2, 40) for x in range(1, RIGHT + 1)]
-    # As many repeats of the plain ones as keep the share.
-    answers = [piece(f"So I get \\boxed{{{a}}}.") for a in algebra + plain * (len(algebra) // RIGHT)]
+    algebra = [f"{k}(x + {x}) - {k}x - {(k - 1) * x}" for k in range(2, 10) for x in range(1, RIGHT + 1)]
+    plain = [piece(f"So I get \\boxed{{{x}}}.") for x in range(1, RIGHT + 1)]
+    # As often as keeps the share.
+    often = (ALGEBRA - 1) * len(algebra) // RIGHT
+    answers = [piece(f"So I get \\boxed{{{a}}}.") for a in algebra] + plain * often
     verdict = {"reasoning": "The tutor asks.", "verdict": "OK", "criterion": "", "quote": ""}
     ids = (int(tokenizer.convert_tokens_to_ids(TURN_END)),)
     return Lines(
