@@ -1,6 +1,6 @@
 """Prefix cache: hits on a real vLLM server ÷ what its block size allows; and a post-test as one n = K request or as K requests.
 
-    python benchmarks/prefix_cache.py [--runs 3] [--problems 4] [--group 6] [--k 16] [--model smollm2-135m]
+    python benchmarks/prefix_cache.py [--runs 3] [--problems 4] [--group 3] [--k 16] [--model smollm2-135m]
 
 Hits: rollouts of ``smollm2/dppo`` are played as training plays them. vLLM counts the prompt tokens that it looked up and found; a
 simulation over the recorded requests counts those in whole blocks that an earlier request had computed, and, as the bound that
@@ -199,8 +199,8 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--problems", type=int, default=4, help="problem pairs a rollout")
-    parser.add_argument("--group", type=int, default=6, help="dialogues a problem pair")
-    parser.add_argument("--tested", type=int, default=8, help="dialogues that are replayed for the post-test")
+    parser.add_argument("--group", type=int, default=3, help="dialogues a problem pair")
+    parser.add_argument("--tested", type=int, default=4, help="dialogues that are replayed for the post-test")
     parser.add_argument("--k", type=int, default=16, help="samples of a replayed post-test")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument(

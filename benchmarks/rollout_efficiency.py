@@ -1,6 +1,6 @@
 """Rollout efficiency: tokens a second of a rollout ÷ a raw replay of the requests that it made, on one real vLLM server.
 
-    python benchmarks/rollout_efficiency.py [--runs 3] [--problems 4] [--group 6] [--model smollm2-135m]
+    python benchmarks/rollout_efficiency.py [--runs 3] [--problems 4] [--group 3] [--model smollm2-135m]
 
 The recipe ``smollm2/dppo`` (tutor, student, gates by rule, post-test) is played as training plays it, and every request is
 written down. Then a bare client that does nothing else sends the same prompt ids with forced lengths, each request when the one
@@ -219,7 +219,7 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--problems", type=int, default=4, help="problem pairs a rollout")
-    parser.add_argument("--group", type=int, default=6, help="dialogues a problem pair")
+    parser.add_argument("--group", type=int, default=3, help="dialogues a problem pair")
     parser.add_argument("--model", default="smollm2-135m")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
