@@ -2,10 +2,10 @@
 
     python benchmarks/logit_memory.py [--runs 3]
 
-The model has no layers, so that nothing but its head takes memory, and width 64; every position is trained. What is counted is every
-allocation and release as torch's profiler sees them (``peak_of`` in benchmarks/memory.py). Three heads: ``plain`` (weights at hand),
-``called`` (a module that must be called, as LoRA on the head or ZeRO-3 have it), ``own`` (the model does more to its logits than its
-config tells). The full-logits head ends where one copy of its logits would take more than half a gibibyte; it grows in proportion.
+The model has no layers, so that nothing but its head takes memory, and width 64; every position is trained. Every allocation and
+release counts, as torch's profiler sees them (``peak_of`` in benchmarks/memory.py). Three heads: ``plain`` (weights at hand),
+``called`` (a module that must be called, as LoRA on the head or ZeRO-3 have it), ``own`` (the model does more to its logits than
+its config tells). The full-logits head ends where one copy of its logits takes half a gibibyte; it grows in proportion.
 """
 
 from __future__ import annotations
@@ -146,20 +146,23 @@ def main() -> None:
     flat = [curves["plain"][f"{s}×{v}"] for s in LENGTHS for v in VOCABULARIES if s * v > LOGITS_AT_ONCE]
     check(max(flat) <= 1.05 * min(flat), f"the peak grows with the number of logits: {flat} MiB")
     growth: dict[str, list[float]] = {path: [] for path in PATHS}
-    saved, absolute = [], []
+    absolute: dict[str, list[float]] = {path: [] for path in PATHS}
+    saved = []
     for _ in range(runs):
         for path in PATHS:
-            growth[path].append(peak(path, *MORE) / peak(path, *FEWER))
-        absolute.append(peak("plain", *MORE) / MIB)
+            large = peak(path, *MORE)
+            growth[path].append(large / peak(path, *FEWER))
+            absolute[path].append(large / MIB)
         saved.append(peak("plain", *FEWER, full=True) / peak("plain", *FEWER))
     times = MORE[0] * MORE[1] / (FEWER[0] * FEWER[1])
-    small, large = (f"{s:,} × {v:,}" for s, v in (FEWER, MORE))
+    at_fewer, at_more = (f"{s:,} × {v:,}" for s, v in (FEWER, MORE))
     figures = [
-        Figure("8", f"peak of {times:.1f} times as many logits, {path} head ({large})", small, "ratio", found, "<= 1.05")
+        Figure("8", f"peak of {times:.1f} times as many logits, {path} head ({at_more})", at_fewer, "ratio", found, "<= 1.05")
         for path, found in growth.items()
     ] + [
-        Figure("8b", f"peak of the logits, {large}", "", "MiB", absolute),
-        Figure("8c", f"full logits ÷ ours, {small}", "full-logits head", "ratio", saved),
+        Figure("8b", f"peak of the logits, {path} head ({at_more})", "", "MiB", found) for path, found in absolute.items()
+    ] + [
+        Figure("8c", f"full logits ÷ ours, {at_fewer}", "full-logits head", "ratio", saved),
     ]  # fmt: skip
     print(f"flat over {min(above):,} to {max(above):,} logits: {min(flat):.0f} to {max(flat):.0f} MiB")
     settings = {
