@@ -134,6 +134,11 @@ def load_recipe_text(text: str, folder: Path) -> Recipe:
     return load_recipe(path)
 
 
+def test_a_site_that_refuses_mem(folder: Path) -> None:
+    assert "#SBATCH --mem=0\n" in submit("recipe.yaml", "--dry-run")
+    assert "--mem" not in submit("recipe.yaml", "--dry-run", "--set", "MEM_PER_NODE=none")
+
+
 def test_no_port_is_fixed(folder: Path) -> None:
     text = script(submit("recipe.yaml", "--dry-run"), "train")
     assert "--port" not in text.replace("main_process_port", "") and "PORT=()" in text

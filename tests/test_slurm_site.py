@@ -13,6 +13,7 @@ from maieutic.errors import RecipeError
 from maieutic.slurm.errors import SiteError, SlurmError
 from maieutic.slurm.plan import PlacedServer, place, processes_of, served_roles, with_addresses
 from maieutic.slurm.site import Site, load_site, seconds_of
+from maieutic.slurm.step import main as step_main
 from maieutic.slurm.step import slice_gpus
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "slurm" / "site.env.example"
@@ -279,6 +280,11 @@ def test_without_gpus_each_server_has_a_node_of_its_own() -> None:
 def test_a_server_larger_than_a_node() -> None:
     with pytest.raises(RecipeError, match=r"judge: one server takes 8 GPUs .*, a node has 4"):
         place(served_roles(recipe_of(judge=served(FILES, "-tp", "8"))), site(), train_nodes=1, processes=4)
+
+
+def test_a_command_that_is_not_there_is_named() -> None:
+    with pytest.raises(SystemExit, match="SlurmError: /no/python: No such file or directory: is PYTHON"):
+        step_main(["--", "/no/python", "-m", "x"])
 
 
 def test_a_step_sees_its_slice() -> None:

@@ -76,6 +76,15 @@ def test_nodes_meet_at_the_first_ones_port(tmp_path: Path, monkeypatch: pytest.M
         trainer.meet(given(tmp_path / "other"), 1)
 
 
+def test_a_state_folder_that_cannot_be_written_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    words = ["--state", str(tmp_path / "file" / "train-1"), "--head", "h", "--nodes", "1", "--processes", "1"]
+    assert trainer.main([*words, "--", "r.yaml"]) == 1
+    assert "file/train-1 cannot be written: Not a directory" in capsys.readouterr().err
+
+
 def launch(folder: Path, state: Path, recipe: Path, port: int = 0, nodes: int = 1) -> subprocess.Popen[str]:
     words = [
         sys.executable,

@@ -96,6 +96,21 @@ def test_a_kill_while_one_is_deleted_leaves_none_that_looks_complete(
     assert checkpoint.load_tensors(tmp_path / f"step-00000{doomed}", "optimizer.pt")
 
 
+def test_parts_of_a_checkpoint_that_is_there_already_do_not_stay(tmp_path: Path) -> None:
+    """A stop right after a checkpoint writes the ranks' parts once more."""
+
+    def again() -> Path:
+        parts = checkpoint.open_parts(tmp_path)
+        checkpoint.save_part(parts, 0, {"a": 1})
+        state = TrainState(step=1)
+        return checkpoint.save(tmp_path, state, save_model=lambda f: None, optimizer=parts, rng=[])
+
+    first = again()
+    assert [p.name for p in (first / "optimizer").iterdir()] == ["rank-00000.pt"]
+    assert again() == first
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
+
+
 def test_a_folder_without_a_state_does_not_stand_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "step-000003" / "model").mkdir(parents=True)
     (tmp_path / "step-000003" / "model" / "weights").write_text("half")

@@ -75,7 +75,8 @@ def script(job: Job, setting: Setting) -> str:
 def _header(job: Job, setting: Setting) -> list[str]:
     site = setting.site
     flags = [f"--job-name={job.title}", f"--nodes={job.placement.nodes}", "--ntasks-per-node=1"]
-    flags += [f"--cpus-per-task={site.cpus_per_node}", f"--mem={site.mem_per_node}", f"--time={job.time}"]
+    flags += [f"--cpus-per-task={site.cpus_per_node}", f"--time={job.time}"]
+    flags += [f"--mem={site.mem_per_node}"] if site.mem_per_node != "none" else []
     if job.gpus:
         kind = f"{site.gpu_type}:{job.gpus}" if site.gpu_type else str(job.gpus)
         flags.append(

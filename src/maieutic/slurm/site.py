@@ -65,7 +65,7 @@ class Site(Section):
     """``--gres=gpu:TYPE:N``"""
     cpus_per_node: Count
     mem_per_node: str = "0"
-    """sbatch's ``--mem``; 0 is all of a node."""
+    """sbatch's ``--mem``; 0 is all of a node. ``none``: no such flag, for sites that refuse it."""
 
     train_nodes: Count = 1
     train_processes: Count | None = None

@@ -43,7 +43,12 @@ def main(argv: Sequence[str]) -> None:
     if arguments[:1] != ["--"] or len(arguments) < 2:
         sys.exit("usage: python -m maieutic.slurm.step [--gpus A-B] -- COMMAND…")
     sys.stdout.flush()
-    os.execvp(arguments[1], arguments[1:])
+    try:
+        os.execvp(arguments[1], arguments[1:])
+    except OSError as error:
+        sys.exit(
+            f"SlurmError: {arguments[1]}: {error.strerror}: is PYTHON of the site settings there on every node?"
+        )
 
 
 if __name__ == "__main__":

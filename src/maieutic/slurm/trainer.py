@@ -168,9 +168,12 @@ def main(argv: Sequence[str]) -> int:
     """Exit status of this node: 0 also for a stop that was asked for (its code stands in ``rank-N.exit``)."""
     given = parse(argv)
     machine = int(os.environ.get("SLURM_PROCID", "0"))
-    given.state.mkdir(parents=True, exist_ok=True)
     try:
+        given.state.mkdir(parents=True, exist_ok=True)
         port = meet(given, machine)
+    except OSError as error:
+        print(f"SlurmError: {given.state} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+        return 1
     except SlurmError as error:
         print(f"SlurmError: {error}", file=sys.stderr, flush=True)
         return 1

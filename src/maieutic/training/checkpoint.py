@@ -159,6 +159,8 @@ def save(
 
     final = root / f"step-{state.step:06d}"
     if (final / "state.json").is_file():
+        if isinstance(optimizer, Path):
+            shutil.rmtree(optimizer, ignore_errors=True)  # as large as all ranks' states
         return final
     temporary = root / f".tmp-{final.name}-{os.getpid()}"
     try:
