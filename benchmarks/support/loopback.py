@@ -158,7 +158,7 @@ def make_script(
         for n in range(1, min(len(whole.ids), max(parts)) + 1):
             text = tokenizer.decode(whole.ids[:n])
             # A cut inside a word may tokenise otherwise than it was cut.
-            if text.strip() and len(parts[n]) < 100 and encode(text) == list(whole.ids[:n]):
+            if text[-1:].strip() and len(parts[n]) < 100 and encode(text) == list(whole.ids[:n]):
                 parts[n].append(piece(text, whole.ids[:n]))
     boxes = [piece(t, encode(t)) for n in range(10, 100) if (t := f" \\boxed{{{n}}}")]
     most = max(len(b.ids) for b in boxes)

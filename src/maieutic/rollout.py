@@ -8,6 +8,7 @@ is excluded and counted, never scored.
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import statistics
 import time
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from maieutic import pace
 from maieutic.env.base import Episode, Phase
 from maieutic.problems.schema import ProblemPair
 from maieutic.seeds import derive
@@ -90,6 +92,7 @@ async def rollout(
     async def one(pair: ProblemPair, group_id: str, occurrence: int, index: int) -> Episode:
         nonlocal done, retried
         attempt = 0
+        await pace.turn()
         while True:
             seed = derive(run_seed, phase, at, pair.id, occurrence, index, attempt)
             episode = await play(
@@ -106,6 +109,7 @@ async def rollout(
 
     seen: Counter[str] = Counter()
     tasks: list[asyncio.Task[Episode]] = []
+    gc.freeze()  # what is there already (models, libraries) is not looked through again and again while episodes are made
     try:
         async with asyncio.TaskGroup() as group:
             for pair in pairs:
@@ -118,6 +122,8 @@ async def rollout(
                 ]
     except BaseExceptionGroup as errors:
         raise _first(errors) from None
+    finally:
+        gc.unfreeze()
     episodes = [task.result() for task in tasks]
     groups = [episodes[i : i + group_size] for i in range(0, total, group_size)]
     return RolloutResult(episodes, groups, count(episodes, retried), time.monotonic() - start)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -68,7 +69,8 @@ class PlainEncoder:
         self._pattern = re.compile(
             "|".join(re.escape(t) for t in sorted(self.control, key=len, reverse=True)) or r"(?!)"
         )
-        self.encode = functools.lru_cache(maxsize=8192)(self._encode)
+        # Every text of a dialogue comes again with every later prompt: room for those of a thousand dialogues at once.
+        self.encode = functools.lru_cache(maxsize=32_768)(self._encode)
         self.parse = functools.lru_cache(maxsize=1024)(self._parse)
         control = set(self.control.values())
         for text in self.control:
@@ -79,15 +81,16 @@ class PlainEncoder:
                         "text, so untrusted content could forge turns"
                     )
 
-    def _encode(self, text: str, first: bool) -> tuple[int, ...]:
+    def _encode(self, text: str, first: bool) -> array[int]:
+        """Ids as 32-bit numbers: they are remembered in great number."""
         if not text:
-            return ()
+            return array("I")
         if self._MID in text:
             cut = text.index(self._MID) + 1
-            return (*self._encode(text[:cut], first), *self._encode(text[cut:], False))
+            return self._encode(text[:cut], first) + self._encode(text[cut:], False)
         if first:
-            return tuple(self._backend.encode(text, add_special_tokens=False).ids)
-        return tuple(self._backend.encode(self._MID + text, add_special_tokens=False).ids[1:])
+            return array("I", self._backend.encode(text, add_special_tokens=False).ids)
+        return array("I", self._backend.encode(self._MID + text, add_special_tokens=False).ids[1:])
 
     def _parse(self, text: str) -> tuple[int | str, ...]:
         """*Trusted* text cut into control-token ids and the plain text between them."""
@@ -211,7 +214,9 @@ class Renderer:
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation and the generation prompt; contents as plain text, stripped where the template strips."""
         variant, layout = self._layout(messages)
-        return self._fill(layout, [m.content for m in _variants(messages)[variant]])
+        # Most templates take the conversation as it is, which is variant 0.
+        said = _variants(messages)[variant] if variant else messages
+        return self._fill(layout, [m.content for m in said])
 
     def _fill(self, layout: _Layout, contents: Sequence[str]) -> list[int]:
         parts: list[int | str] = list(self._plain.parse(layout.texts[0]))
@@ -477,6 +482,8 @@ class TokenSequence:
         self._renderer = renderer
         self._strip = thinking_history == "strip"
         self._messages = list(messages)
+        self._asked: tuple[str, list[int]] | None = None
+        """The last ``next_ids``, which ``add_reply`` is about to want again."""
         self.segments: list[TokenSegment] = []
         self.n_sampled = 0
         """Tokens that engines reported to have sampled, counted independently of the masks."""
@@ -496,18 +503,24 @@ class TokenSequence:
     def next_ids(self, user_text: str) -> list[int]:
         """What ``ids`` will be after ``add_reply(user_text)``; changes nothing."""
         if self._strip:
-            return self._renderer.prompt([*self._messages, Message("user", user_text)])
-        return self.ids + self._renderer.reply_ids(self.ids[-1], user_text)
+            ids = self._renderer.prompt([*self._messages, Message("user", user_text)])
+        else:
+            ids = self.ids + self._renderer.reply_ids(self.ids[-1], user_text)
+        self._asked = (user_text, ids)
+        return ids
 
     def add_sampled(self, sample: Sample, visible: str = "") -> None:
         """Append a sampled turn. ``visible``: its visible part, which is all that later segments of ``strip`` keep."""
+        self._asked = None
         self.segments[-1].sampled(sample)
         self.n_sampled += len(sample.ids)
         self._messages.append(Message("assistant", visible))
 
     def add_reply(self, user_text: str) -> None:
         """Append the other side's reply and the next generation prompt (a synthesised end of turn is not trained on)."""
-        ids = self.next_ids(user_text)
+        asked = self._asked
+        ids = asked[1] if asked is not None and asked[0] == user_text else self.next_ids(user_text)
+        self._asked = None
         self._messages.append(Message("user", user_text))
         if self._strip:
             self._start(ids)

@@ -132,7 +132,7 @@ class PolicyTutor:
             if not any(s.mask):
                 continue
             end = len(s.mask) - s.mask[::-1].index(True)
-            version = min(v for v, m in zip(s.versions, s.mask, strict=True) if m)
+            version = min(set(s.versions) - {-1})  # -1: not sampled
             segments.append(Segment(s.ids[:end], s.mask[:end], s.logprobs[:end], version))
         trajectory = Trajectory(
             episode.id,

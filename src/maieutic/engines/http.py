@@ -23,9 +23,13 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+import orjson
 
+from maieutic import pace
 from maieutic.engines.usage import Ledger
 from maieutic.errors import EngineDownError, EngineError, EngineMismatchError
 
@@ -36,6 +40,10 @@ AFFINITY_SESSIONS = 65_536
 """Most dialogues whose server is remembered (least recently used go first)."""
 CONNECT_S = 10.0
 """Most seconds for a connection to be accepted: a machine that is gone gives no refusal."""
+_PIECE_BYTES = 2**16
+"""Bytes of an answer that are a piece of work more (see :mod:`maieutic.pace`)."""
+_ECHO = b'"prompt_token_ids":['
+"""Inside a JSON string its quotation marks would be escaped: as it stands, it is a key."""
 _SPARE_FILES = 64
 """File descriptors that are left to everything else (logs, weights, workers)."""
 
@@ -63,6 +71,8 @@ class HttpPolicy:
 class _Server:
     url: str
     slots: asyncio.Semaphore
+    proxy: dict[str, Any]
+    """Arguments of a request that name the proxy of the environment, if there is one for this address."""
     load: int = 0
     """Requests that hold or await a slot."""
     down_until: float = 0.0
@@ -152,8 +162,9 @@ class HttpPool:
             ) from None
 
     async def _persist(self, path: str, body: Mapping[str, Any], session: str | None) -> dict[str, Any]:
+        await pace.turn()
         state = self._state()
-        payload = json.dumps(body, ensure_ascii=True).encode()
+        payload = _dumps(body)
         usage, policy, spent = self.ledger.usage(self.role), self.policy, 0
         while True:
             self.ledger.check()
@@ -203,7 +214,7 @@ class HttpPool:
         try:
             async with (
                 asyncio.timeout(self.policy.timeout_s),
-                state.session.post(where, data=payload) as r,
+                state.session.post(where, data=payload, **server.proxy) as r,
             ):
                 raw = await _read(r, where)
         except aiohttp.ConnectionTimeoutError:
@@ -215,12 +226,13 @@ class HttpPool:
         except aiohttp.ClientError as e:
             server.broken = True
             raise _Transient(f"the connection broke: {type(e).__name__}: {e}") from None
+        await pace.turn(1 + len(raw) // _PIECE_BYTES)  # what is made of the answer comes now
         if r.status in TRANSIENT:
             raise _Transient(f"status {r.status}: {_start(raw)}", _retry_after(r, self.policy.backoff_max_s))
         if r.status >= 400:
             raise EngineError(f"{self.role}: {where} refused the request: status {r.status}: {_start(raw)}")
         try:
-            answer = json.loads(raw)
+            answer = _loads(raw)
         except ValueError:
             raise _Transient(f"the answer is not JSON: {_start(raw)}") from None
         if not isinstance(answer, dict):
@@ -247,7 +259,7 @@ class HttpPool:
         """One GET without retries (health checks): status and body; status 0 when nobody answers."""
         state, where = self._state(), (url or self.urls[0]) + path
         try:
-            async with asyncio.timeout(timeout_s), state.session.get(where) as r:
+            async with asyncio.timeout(timeout_s), state.session.get(where, **_proxy(where)) as r:
                 return r.status, await _read(r, where)
         except (aiohttp.ClientError, TimeoutError, _Transient):
             return 0, b""
@@ -258,7 +270,10 @@ class HttpPool:
         """One POST to a named server, without retries. Raises EngineError naming the server; ``{}`` for an empty answer."""
         state = self._state()
         try:
-            async with asyncio.timeout(timeout_s), state.session.post(url + path, json=dict(body)) as r:
+            async with (
+                asyncio.timeout(timeout_s),
+                state.session.post(url + path, json=dict(body), **_proxy(url)) as r,
+            ):
                 raw = await _read(r, url + path)
         except TimeoutError:
             raise EngineError(f"{self.role}: {url}{path}: no answer within {timeout_s:g} s") from None
@@ -299,9 +314,10 @@ class HttpPool:
                 connector=aiohttp.TCPConnector(limit=slots * len(self.urls), keepalive_timeout=30),
                 headers={"Content-Type": "application/json", **self._headers},
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-                trust_env=True,
+                # With trust_env each request would go through two threads, to look for a proxy and a password.
+                trust_env=False,
             )
-            state = _Loop(session, [_Server(u, asyncio.Semaphore(slots)) for u in self.urls])
+            state = _Loop(session, [_Server(u, asyncio.Semaphore(slots), _proxy(u)) for u in self.urls])
             self._loops[loop] = state
         return state
 
@@ -364,6 +380,39 @@ class HttpPool:
                 f"{self.role}: none of {', '.join(self.urls)} has answered for {silent:.0f} s "
                 f"(limit {self.policy.outage_limit_s:g} s); last failure at {server.url}: {why}"
             )
+
+
+def _proxy(url: str) -> dict[str, Any]:
+    """What the environment says (HTTP_PROXY, NO_PROXY, …) about an address, as arguments of a request."""
+    parts = urlsplit(url)
+    if not parts.hostname or proxy_bypass(parts.hostname):
+        return {}
+    proxy = getproxies().get(parts.scheme)
+    return {"proxy": proxy} if proxy else {}
+
+
+def _dumps(body: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:  # half a surrogate pair, an integer of over 64 bits: rare, and not everywhere an error
+        return json.dumps(body, ensure_ascii=True).encode()
+
+
+def _without_echo(raw: bytes) -> bytes:
+    """An answer but for its prompt's ids: vLLM sends them back with every choice, and they grow with the dialogue."""
+    parts, begin = [], 0
+    while (at := raw.find(_ECHO, begin)) >= 0 and (end := raw.find(b"]", at)) >= 0:
+        parts += [raw[begin:at], b'"prompt_token_ids":null']
+        begin = end + 1
+    return b"".join([*parts, raw[begin:]]) if parts else raw
+
+
+def _loads(raw: bytes) -> Any:
+    raw = _without_echo(raw)
+    try:
+        return orjson.loads(raw)
+    except ValueError:  # NaN and halves of surrogate pairs are no JSON to it
+        return json.loads(raw)
 
 
 async def _read(r: aiohttp.ClientResponse, where: str) -> bytes:

@@ -5,8 +5,10 @@ Each rule looks for one failure of chat models that play a student; a rule fires
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from maieutic.dialogue import Dialogue, Turn
 
@@ -55,11 +57,12 @@ def out_of_role(reply: str, dialogue: Dialogue, prompts: Sequence[str]) -> str:
             return "both_sides"
     if _THINKING.search(reply):
         return "thinking_aloud"
-    words = _words(reply)
-    if len(words) >= _SHORTEST_COPY:
-        if any(_copied(words, _words(p)) for p in prompts):
+    said = _normal(reply)
+    if said.count(" ") > _SHORTEST_COPY:
+        grams = _grams(said)
+        if any(_copied(grams, _normal(p)) for p in prompts):
             return "repeats_prompt"
-        if any(_copied(words, _words(t.visible)) for t in _earlier(dialogue)):
+        if any(_copied(grams, _normal(t.visible)) for t in _earlier(dialogue)):
             return "repeats_turn"
     return ""
 
@@ -69,15 +72,27 @@ def _earlier(dialogue: Dialogue) -> list[Turn]:
     return [t for t in dialogue.turns if not t.scripted]
 
 
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.casefold())
+@lru_cache(maxsize=32_768)
+def _normal(text: str) -> str:
+    """The words of a text in small letters, with a space before each and one after the last.
+
+    Remembered: every reply is compared with every earlier turn.
+    """
+    return " ".join(["", *_WORD.findall(text.casefold()), ""])
 
 
-def _grams(words: list[str]) -> list[tuple[str, ...]]:
-    return [tuple(words[i : i + _GRAM]) for i in range(len(words) - _GRAM + 1)]
+def _grams(said: str) -> list[str]:
+    words = said.split()
+    return [f" {' '.join(words[i : i + _GRAM])} " for i in range(len(words) - _GRAM + 1)]
 
 
-def _copied(words: list[str], source: list[str]) -> bool:
-    have = set(_grams(source))
-    mine = _grams(words)
-    return bool(have) and sum(g in have for g in mine) >= COPIED_SHARE * len(mine)
+def _copied(grams: list[str], source: str) -> bool:
+    """Whether enough of the reply's word n-grams stand in the (normal) source; looks no further once too many do not."""
+    allowed = len(grams) - math.ceil(COPIED_SHARE * len(grams))
+    missing = 0
+    for gram in grams:
+        if gram not in source:
+            missing += 1
+            if missing > allowed:
+                return False
+    return True

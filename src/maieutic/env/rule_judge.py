@@ -11,6 +11,7 @@ import asyncio
 import difflib
 from collections.abc import Iterable
 
+from maieutic import pace
 from maieutic.dialogue import Dialogue
 from maieutic.env.base import GateName, Verdict
 from maieutic.env.rules.correctness import Correctness
@@ -63,6 +64,7 @@ class RuleJudge:
         """One gate; ``seed`` is not used: the same dialogue always gets the same verdict."""
         if sum(len(t.visible) for t in dialogue.turns) > _IN_THREAD:
             return await asyncio.to_thread(self.judge, dialogue, pair, gate)
+        await pace.turn(pace.PIECES)  # some milliseconds
         return self.judge(dialogue, pair, gate)
 
     def judge(self, dialogue: Dialogue, pair: ProblemPair, gate: GateName) -> Verdict:
