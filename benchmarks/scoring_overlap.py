@@ -1,10 +1,11 @@
 """What scoring adds to the time of a rollout: the gates and the post-test of an episode run while other dialogues go on.
 
-Four rollouts of the same 64 dialogues on simulated servers (:mod:`support.simulated`, S slots each): dialogues alone; with the
+Five rollouts of the same 64 dialogues on simulated servers (:mod:`support.simulated`, S slots each): dialogues alone; with the
 LLM judge (two gates at once, two votes in a request, a server of its own) and a post-test (one request for 16 answers, which takes
-one slot of the server that also plays the student's turns); the same with the rule judge; and, the peer, with the LLM judge when
-scoring waits until all dialogues have ended. Graders are the product's, with their worker processes. Scoring takes time, so the
-longest episode gets longer: that much nothing can hide, and it is computed as well. The last line is JSON.
+one slot of the server that also plays the student's turns); the same with ``env.post_test_ahead``, the post-test beside the gates;
+with the rule judge; and, the peer, with the LLM judge when scoring waits until all dialogues have ended. Graders are the product's,
+with their worker processes. Scoring takes time, so the longest episode gets longer: that much nothing can hide, and it is computed
+as well. The last line is JSON.
 
     python benchmarks/scoring_overlap.py [--runs 3] [--pairs 8] [--token-ms 0.7]
 """
@@ -37,12 +38,13 @@ def measure(world: Any, servers: Any, seed: int, turn: int) -> dict[str, Any]:
     ways = {
         "none": lambda: world.play(servers, seed, schedule=without_scoring),
         "llm": lambda: world.play(servers, seed),
+        "ahead": lambda: world.play(servers, seed, env={"post_test_ahead": True}),
         "late": lambda: world.play(
             servers, seed, schedule=lambda c: in_rounds(c, Rounds(world.episodes, turns=False))
         ),
         "rule": lambda: world.play(servers, seed, judge="rule"),
     }
-    names = list(ways)[turn % 4 :] + list(ways)[: turn % 4]
+    names = list(ways)[turn % 5 :] + list(ways)[: turn % 5]
     played = {name: ways[name]() for name in names}
     alone = played["none"]
     for name, one in played.items():
@@ -50,10 +52,10 @@ def measure(world: Any, servers: Any, seed: int, turn: int) -> dict[str, Any]:
             one.spoken() == alone.spoken(),
             f"the dialogues with scoring {name!r} differ from those without any",
         )
-        gates = GATES if name in ("llm", "late") else ()
+        gates = GATES if name in ("llm", "ahead", "late") else ()
         stages = one.stages(gates, 0 if name == "none" else SAMPLES)
         one.verify(servers, stages, counted=name != "none")
-    for name in ("late", "rule"):
+    for name in ("ahead", "late", "rule"):
         check(
             played[name].facts() == played["llm"].facts(), f"the episodes of {name!r} are not those of 'llm'"
         )
@@ -65,9 +67,8 @@ def measure(world: Any, servers: Any, seed: int, turn: int) -> dict[str, Any]:
     computed = {name: simulate(e, servers.slots) for name, e in episodes.items()}
     phases = [simulate([[e[i]] for e in scoring], servers.slots) for i in range(2)]
     computed["late"] = computed["none"] + sum(phases)
-    # What post-tests would hide behind gates, if rejected episodes were tested as well.
     at_once = [[*bare, [*e[0], *e[1]]] for bare, e in zip(episodes["none"], scoring, strict=True)]
-    computed["at_once"] = simulate(at_once, servers.slots)
+    computed["ahead"] = simulate(at_once, servers.slots)
     return {
         "seconds": {name: one.seconds for name, one in played.items()},
         "computed": computed,
@@ -110,6 +111,7 @@ def run(runs: int, pairs: int, token_ms: float, shapes: dict[str, float]) -> Any
                 print(
                     f"run {number + 1}, {servers.slots['tutor']} slots for {dialogues} dialogues: {seconds['none']:.2f} s alone; "
                     f"added by LLM judge and post-test {added(seconds, 'llm'):.1%} (computed {added(one['computed'], 'llm'):.1%}), "
+                    f"at once {added(seconds, 'ahead'):.1%} ({added(one['computed'], 'ahead'):.1%}), "
                     f"rule judge {added(seconds, 'rule'):.1%} ({added(one['computed'], 'rule'):.1%}), "
                     f"afterwards {added(seconds, 'late'):.1%} ({added(one['computed'], 'late'):.1%})",
                     flush=True,
@@ -131,6 +133,9 @@ def run(runs: int, pairs: int, token_ms: float, shapes: dict[str, float]) -> Any
 
         seconds, computed = [o["seconds"] for o in ones], [o["computed"] for o in ones]
         figure("added wall, LLM judge", alone, [added(s, "llm") for s in seconds], "<= 0.10")
+        figure(
+            "added wall, LLM judge, post_test_ahead", alone, [added(s, "ahead") for s in seconds], "<= 0.10"
+        )
         figure("added wall, rule judge", alone, [added(s, "rule") for s in seconds], "<= 0.10")
         figure("added wall, scoring after all dialogues", alone, [added(s, "late") for s in seconds])
         figure(
@@ -145,8 +150,8 @@ def run(runs: int, pairs: int, token_ms: float, shapes: dict[str, float]) -> Any
         "scoring_overlap",
         figures,
         {
-            "dialogues_equal_in_four_ways": runs * len(shapes) * dialogues,
-            "episodes_equal_in_three_ways": runs * len(shapes) * dialogues,
+            "dialogues_equal_in_five_ways": runs * len(shapes) * dialogues,
+            "episodes_equal_in_four_ways": runs * len(shapes) * dialogues,
             "requests_as_computed": sum(o["requests"] for ones in found.values() for o in ones),
             "retries_and_exclusions": 0,
             "most_slots_in_use": {row: int(max(o["working"] for o in ones)) for row, ones in found.items()},
@@ -163,7 +168,7 @@ def run(runs: int, pairs: int, token_ms: float, shapes: dict[str, float]) -> Any
             "computed_added": {
                 row: {
                     name: round(statistics.median(added(o["computed"], name) for o in ones), 4)
-                    for name in ("llm", "rule", "late", "at_once")
+                    for name in ("llm", "ahead", "rule", "late")
                 }
                 for row, ones in found.items()
             },

@@ -229,11 +229,11 @@ def test_the_makespan_benchmark_in_small() -> None:
 @pytest.mark.integration
 def test_the_scoring_benchmark_in_small() -> None:
     outcome = scoring_overlap.run(runs=1, pairs=1, token_ms=0.05, shapes={"5": 1.5})
-    assert [f.row for f in outcome.figures] == ["5"] * 5
+    assert [f.row for f in outcome.figures] == ["5"] * 6
     assert outcome.checks["most_slots_in_use"]["5"] <= 12
     computed = next(f for f in outcome.figures if "computed" in f.against)
     assert 0 < computed.runs[0] < 1
     shares = outcome.settings["computed_added"]["5"]
     assert shares["llm"] == pytest.approx(computed.runs[0], abs=1e-3)
     # Each hides less than the one before; the rule judge has no requests of its own.
-    assert shares["rule"] <= shares["at_once"] <= shares["llm"] <= shares["late"]
+    assert shares["rule"] <= shares["ahead"] <= shares["llm"] <= shares["late"]

@@ -1,6 +1,7 @@
 """An episode from first turn to reward, and everything that can go wrong in it."""
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 
@@ -178,13 +179,81 @@ UNKNOWN = {"correctness": "unknown"}
         ("hard", "train", {"leakage": TimeoutError("slow")}, False, "unknown:leakage", None),
     ],
 )
-def test_gates(gates, phase, decisions, tested, exclusion, reward):
-    episode = play(environment(gates=gates), judge=FakeJudge(decisions), phase=phase)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_gates(gates, phase, decisions, tested, exclusion, reward, ahead):
+    env = environment(gates=gates, post_test_ahead=ahead)
+    episode = play(env, judge=FakeJudge(decisions), phase=phase)
     assert (episode.post_test is not None) is tested
     assert episode.exclusion == exclusion
     assert (episode.reward.reward if episode.reward else None) == reward
     assert set(episode.verdicts) == {"leakage", "correctness"}  # measured in every mode
     assert ("post_test" in episode.timing) is tested
+
+
+class Meeting:
+    """A judge and a student that note whether one was asked while the other was at work."""
+
+    def __init__(self, decision="ok", error=None):
+        self.judging, self.testing, self.log = asyncio.Event(), asyncio.Event(), []
+        meeting = self
+
+        class Judge(FakeJudge):
+            async def verdict(self, dialogue, pair, gate, *, seed):
+                meeting.judging.set()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(meeting.testing.wait(), 0.05)
+                    meeting.log.append("overlap")
+                if error is not None:
+                    await asyncio.sleep(0.05)  # the post-test has failed by then
+                return await super().verdict(dialogue, pair, gate, seed=seed)
+
+        class Student(FakeStudent):
+            async def attempt(self, problem, **options):
+                meeting.testing.set()
+                try:
+                    await asyncio.sleep(0.02)
+                    if error is not None:
+                        raise error
+                    await asyncio.sleep(0.1)
+                except asyncio.CancelledError:
+                    meeting.log.append("cancelled")
+                    raise
+                return await super().attempt(problem, **options)
+
+        self.judge, self.student = Judge({"leakage": decision}), Student()
+
+    def play(self, phase="train", **env):
+        return play(environment(**env), judge=self.judge, student=self.student, phase=phase)
+
+
+@pytest.mark.parametrize(
+    ("phase", "env", "together"),
+    [
+        ("train", {}, False),
+        ("train", {"post_test_ahead": True}, True),
+        ("train", {"gates": "off"}, True),
+        ("eval", {}, True),
+    ],
+)
+def test_gates_and_post_test_at_once_where_it_costs_nothing_or_is_asked_for(phase, env, together):
+    meeting = Meeting()
+    episode = meeting.play(phase, **env)
+    assert ("overlap" in meeting.log) is together and "cancelled" not in meeting.log
+    assert episode.counted and episode.reward.reward == 1.0 and episode.post_test.rate == 1.0
+
+
+def test_a_rejection_cancels_the_post_test_that_went_ahead():
+    meeting = Meeting("reject")
+    episode = meeting.play(post_test_ahead=True)
+    assert "overlap" in meeting.log and "cancelled" in meeting.log
+    assert episode.post_test is None and episode.reward.reward == -0.2
+
+
+def test_a_post_test_that_was_not_needed_excludes_nothing_when_it_fails():
+    episode = Meeting("reject", error=StudentFailed("gone")).play(post_test_ahead=True)
+    assert episode.exclusion is None and episode.reward.reward == -0.2 and episode.post_test is None
+    episode = Meeting("ok", error=StudentFailed("gone")).play(post_test_ahead=True)
+    assert episode.exclusion == "student_failed"
 
 
 def test_the_reason_of_an_unknown_verdict_is_kept():

@@ -242,6 +242,9 @@ class EnvSpec(Section):
     post_test_max_tokens: Count = 800
     post_test_min_graded: Share = 0.5
     """Below this share of graded answers the episode is excluded."""
+    post_test_ahead: bool = False
+    """Pose a training episode's post-test while its gates are judged, and cancel it when they reject: rollouts end earlier, and
+    students spend time on rejected episodes. Evaluations do so anyway, since they test every episode."""
     student_retries: Annotated[int, Field(ge=0)] = 2
     """Most regenerations of a student turn that is empty or out of role."""
 

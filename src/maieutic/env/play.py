@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from bisect import bisect_right
@@ -153,16 +154,32 @@ class Environment:
             await self.converse(tutor, student, dialogue, seed=episode.seed)
         require_tutor_turn(dialogue)
 
-        with timed(episode, "gates"):
-            seed = derive(episode.seed, "gates")
-            episode.verdicts = await judge_gates(judge, dialogue, pair, env, seed=seed)
-        decisions = {name: v.decision for name, v in episode.verdicts.items()}
-        unknown = [name for name, d in decisions.items() if d == "unknown"] if env.gates != "off" else []
-        rejected = env.gates == "hard" and "reject" in decisions.values()
         # In training a post-test that cannot change the outcome is not paid for; in evaluation every episode is tested.
-        if episode.phase == "eval" or not (unknown or rejected):
+        always = episode.phase == "eval" or env.gates == "off"
+
+        async def tests() -> None:
             with timed(episode, "post_test"):
                 await self.take_tests(episode, student, grader, extra_tests)
+
+        ahead = asyncio.create_task(tests()) if always or env.post_test_ahead else None
+        try:
+            with timed(episode, "gates"):
+                seed = derive(episode.seed, "gates")
+                episode.verdicts = await judge_gates(judge, dialogue, pair, env, seed=seed)
+            decisions = {name: v.decision for name, v in episode.verdicts.items()}
+            unknown = [name for name, d in decisions.items() if d == "unknown"] if env.gates != "off" else []
+            rejected = env.gates == "hard" and "reject" in decisions.values()
+            needed = always or not (unknown or rejected)
+            if needed:
+                await (ahead or tests())
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)
+        if not needed:
+            # One that was faster than its gates is dropped too: what an episode holds must not depend on timing.
+            episode.post_test, episode.extra_tests = None, {}
+            episode.timing.pop("post_test", None)
         if unknown:
             verdict = episode.verdicts[unknown[0]]
             raise Excluded(f"unknown:{unknown[0]}", f"{verdict.criterion}: {verdict.reason}")
