@@ -18,8 +18,14 @@ Fault = Callable[[int, dict[str, Any]], "web.StreamResponse | Any | None"]
 class Loopback:
     """``reply(body)`` gives the text of each choice; ``fault(number, body)`` may return a response (or awaitable) instead."""
 
-    def __init__(self, reply: Reply = lambda body: "ok", fault: Fault = lambda number, body: None) -> None:
-        self.reply, self.fault = reply, fault
+    def __init__(
+        self,
+        reply: Reply = lambda body: "ok",
+        fault: Fault = lambda number, body: None,
+        *,
+        keep_alive_s: float = 75.0,
+    ) -> None:
+        self.reply, self.fault, self.keep_alive_s = reply, fault, keep_alive_s
         self.bodies: list[dict[str, Any]] = []
         self.open = self.most_open = 0
         self.url = ""
@@ -29,7 +35,9 @@ class Loopback:
     async def start(self, port: int = 0) -> None:
         app = web.Application(client_max_size=2**30)
         self.routes(app)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0.1, keepalive_timeout=self.keep_alive_s
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True)
         await site.start()

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+import maieutic.engines.http as http
 from loopback import Loopback, first, raw, serving, status
 from maieutic.dialogue import Message
 from maieutic.engines.base import Sampling
@@ -315,3 +316,22 @@ def test_turns_of_one_role_are_joined_where_the_endpoint_asks_for_it():
     roles = [[m["role"] for m in b["messages"]] for b in server.bodies]
     assert roles == [["system", "assistant", "user", "user"], ["system", "assistant", "user"]]
     assert server.bodies[1]["messages"][-1]["content"] == "(hidden)\n\nnew problem"
+
+
+def test_no_request_meets_a_connection_that_its_server_has_given_up(monkeypatch):
+    monkeypatch.setattr(http, "KEEP_ALIVE_S", 0.1)
+    server = Loopback(keep_alive_s=0.3)
+
+    async def ask_again_after_the_loop_stood_still(pool: HttpPool):
+        for _ in range(3):
+            await asyncio.gather(*(ask(pool) for _ in range(4)))
+            await asyncio.sleep(0.05)
+            time.sleep(0.35)  # an update, a checkpoint: nothing notices meanwhile that a server hangs up
+        return pool.ledger.usage("student").retries
+
+    retries, _ = run(server, ask_again_after_the_loop_stood_still)
+    assert retries == 0 and len(server.bodies) == 12
+
+
+def test_idle_connections_are_kept_for_less_time_than_vllm_keeps_them():
+    assert http.KEEP_ALIVE_S < 5.0

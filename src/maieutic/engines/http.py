@@ -40,6 +40,8 @@ AFFINITY_SESSIONS = 65_536
 """Most dialogues whose server is remembered (least recently used go first)."""
 CONNECT_S = 10.0
 """Most seconds for a connection to be accepted: a machine that is gone gives no refusal."""
+KEEP_ALIVE_S = 4.0
+"""Seconds that an idle connection is kept: less than servers keep it (vLLM 5 s), or a request meets one that is being closed."""
 _PIECE_BYTES = 2**16
 """Bytes of an answer that are a piece of work more (see :mod:`maieutic.pace`)."""
 _ECHO = b'"prompt_token_ids":['
@@ -311,7 +313,7 @@ class HttpPool:
             files = max(4, (soft - _SPARE_FILES) // (1 + len(_pools))) if soft > 0 else 10**6
             slots = max(1, min(self.policy.concurrency, files // len(self.urls)))
             session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=slots * len(self.urls), keepalive_timeout=30),
+                connector=aiohttp.TCPConnector(limit=slots * len(self.urls), keepalive_timeout=KEEP_ALIVE_S),
                 headers={"Content-Type": "application/json", **self._headers},
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
                 # With trust_env each request would go through two threads, to look for a proxy and a password.
