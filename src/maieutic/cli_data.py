@@ -54,7 +54,7 @@ def build(
     """
     from dataclasses import asdict
 
-    from maieutic.paced import Teller
+    from maieutic.headway import Teller
     from maieutic.problems.build.pipeline import build_dataset
     from maieutic.problems.build.recipe import load_data_recipe
 

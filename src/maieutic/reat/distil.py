@@ -24,7 +24,7 @@ from typing import Any
 
 from maieutic.engines.usage import Ledger, Usage
 from maieutic.errors import MaieuticError, RunFolderError
-from maieutic.paced import Paced
+from maieutic.headway import Headway
 from maieutic.problems.build.checkpoint import Journal
 from maieutic.reat.distil_config import DistilSection
 from maieutic.reat.review import Review, review
@@ -34,7 +34,7 @@ from maieutic.reat.turns import TurnContext, read_contexts
 
 
 @dataclass(slots=True)
-class DistilProgress(Paced):
+class DistilProgress(Headway):
     """Where a distillation stands, in turns."""
 
     passed: int = 0

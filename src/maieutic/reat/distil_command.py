@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from maieutic.engines.usage import Ledger
-from maieutic.paced import Teller
+from maieutic.headway import Teller
 from maieutic.reat.connect import connect_roles
 from maieutic.reat.distil import DistilReport, distil
 from maieutic.reat.distil_config import DistilRecipe

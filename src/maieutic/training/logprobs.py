@@ -78,7 +78,7 @@ def logit_transform(model: nn.Module) -> LogitTransform | None:
 
 
 def _own_head(model: nn.Module, decoder: nn.Module, output: Any, hidden: Tensor) -> Tensor:
-    """What ``model`` makes of hidden states [C, H] of its decoder: logits [C, V]. ``output``: of the decoder, for its other fields."""
+    """What ``model`` makes of its decoder's hidden states [C, H]: logits [C, V]. ``output``: the decoder's, for other fields."""
     answer = type(output)(**{**output, "last_hidden_state": hidden[None]})
     real = decoder.__dict__.get("forward")
     decoder.forward = lambda *args, **kwargs: answer

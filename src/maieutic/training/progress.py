@@ -21,7 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from maieutic.paced import eta
+from maieutic.headway import eta
 
 log = logging.getLogger("maieutic.train")
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from maieutic.engines.usage import Ledger
 from maieutic.errors import EngineError, ProblemDataError
-from maieutic.paced import Paced
+from maieutic.headway import Headway
 from maieutic.problems.build.checkpoint import Journal
 from maieutic.problems.build.recipe import DataRecipe
 from maieutic.problems.build.rewrite import Rejected, load_prompts
@@ -36,7 +36,7 @@ from maieutic.problems.schema import ProblemPair
 
 
 @dataclass(slots=True)
-class BuildProgress(Paced):
+class BuildProgress(Headway):
     """Where a build stands, in rows."""
 
     with_variant: int = 0

@@ -19,7 +19,7 @@ def eta(seconds: float) -> str:
 
 
 @dataclass(slots=True)
-class Paced:
+class Headway:
     """Where resumable work over ``total`` items stands; ``eta_s`` counts only items that this process had to ask for."""
 
     total: int
@@ -57,7 +57,7 @@ class Teller:
     def __init__(self) -> None:
         self._live, self._last = sys.stderr.isatty(), -1
 
-    def __call__(self, state: Paced) -> None:
+    def __call__(self, state: Headway) -> None:
         if self._live:
             end = "\n" if state.done == state.total else ""
             print(f"\r\x1b[K{state.line()}", end=end, file=sys.stderr, flush=True)
