@@ -297,7 +297,8 @@ def figures(found: dict[str, list[Played]], sizes: Sequence[int] = (256, 512)) -
     for what, names in by.items():
         for name in names:
             costs = [p.us_per_token for p in found[name]]
-            out.append(Figure("10b", f"harness CPU a sampled token, {name}", "", "µs", costs))
+            if not any(f.measure.endswith(name) for f in out):
+                out.append(Figure("10b", f"harness CPU a sampled token, {name}", "", "µs", costs))
         columns = [[p.us_per_token for p in found[name]] for name in names]
         spread = [max(row) / min(row) - 1 for row in zip(*columns, strict=True)]
         out.append(
@@ -305,7 +306,23 @@ def figures(found: dict[str, list[Played]], sizes: Sequence[int] = (256, 512)) -
                 "10", f"harness CPU a sampled token, most ÷ least − 1: {what}", "", "ratio", spread, "<= 0.15"
             )
         )
+    first, *later = LENGTHS
+    further = []
+    for a, b in zip([first, *later], later, strict=False):
+        short, long = found[f"dialogues {full} × {a}"], found[f"dialogues {full} × {b}"]
+        further.append([_further(p, q) for p, q in zip(short, long, strict=True)])
+        out.append(
+            Figure("10c", f"harness CPU of a further sampled token, {a} to {b} turns", "", "µs", further[-1])
+        )
+    ratio = [max(row) / min(row) - 1 for row in zip(*further, strict=True)]
+    out.append(Figure("10c", "the same, most ÷ least − 1", "", "ratio", ratio))
     return out
+
+
+def _further(short: Played, long: Played) -> float:
+    """Microseconds that each token costs by which a dialogue is longer."""
+    cost = long.us_per_token * long.case.tokens - short.us_per_token * short.case.tokens
+    return cost / (long.case.tokens - short.case.tokens)
 
 
 def main() -> None:

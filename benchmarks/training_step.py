@@ -47,6 +47,9 @@ TRL_BEST = "TRL 1.16 GRPOTrainer, its fastest settings, and the compact head tha
 TRL_INSTALLED = "TRL as installed (on a CPU its head scores every position)"
 SAME_AS_TRL, SAME_AS_UNPACKED = 1e-5, 5e-6
 """Most relative difference of gradients, in fp32."""
+SAME_AS_SFT = 3e-4
+"""Of that of transformers' loss: its log-softmax sums a vocabulary's small terms one by one in fp32. Over 49,152 of them its
+log-probs are 4e-6 low on average (against fp64), logsumexp, which is what ours and TRL's are made of, 1e-7."""
 
 
 def trl_settings(case: Case) -> list[TrlSetting]:
@@ -93,7 +96,7 @@ def check_sft(ours: Ours, sft: Sft) -> dict[str, float]:
     other_loss, other = sft.gradient()
     check(abs(loss - other_loss) <= 1e-5 * abs(loss), f"our NLL is {loss:.8f}, that of SFT {other_loss:.8f}")
     off = relative_difference(gradient, other)
-    check(off <= SAME_AS_TRL, f"the gradient of our NLL differs from that of SFT by {off:.1e}")
+    check(off <= SAME_AS_SFT, f"the gradient of our NLL differs from that of SFT by {off:.1e}")
     return {"sft_loss_difference": abs(loss - other_loss), "sft_gradient_difference": off}
 
 

@@ -97,3 +97,21 @@ def test_rollouts_that_differ_end_the_benchmark(
     monkeypatch.setattr(harness, "fingerprint", lambda episodes: next(prints))
     with pytest.raises(SystemExit, match="depend on the order of answers"):
         same_whatever_the_timing(script, str(tiny_model_dir), Case(4, 4))
+
+
+def test_growth_is_computed_as_by_hand() -> None:
+    """A cost of 2 µs a token plus 100 µs a dialogue: dearer a token when short, and every further token alike."""
+    found = {}
+    for name, case in harness.cases().items():
+        cpu = case.rounds * case.dialogues * (2e-6 * case.tokens + 100e-6)
+        found[name] = [harness.Played([], [], {}, cpu, 0.0, 1.0, [0.001] * 200, case)]
+    figures = harness.figures(found)
+    by = {f.measure: f.runs for f in figures}
+    assert len(by) == len(figures), "no figure twice"
+    tokens = {t: Case(256, t).tokens for t in harness.LENGTHS}
+    least, most = 2 + 100 / tokens[22], 2 + 100 / tokens[4]
+    growth = next(runs for name, runs in by.items() if "of 4, 11, 22 turns" in name)
+    assert growth[0] == pytest.approx(most / least - 1)
+    assert by["harness CPU of a further sampled token, 4 to 11 turns"][0] == pytest.approx(2)
+    assert by["the same, most ÷ least − 1"][0] == pytest.approx(0, abs=1e-9)
+    assert {f.row for f in figures if f.target} == {"1", "1b", "10"}
