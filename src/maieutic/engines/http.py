@@ -410,10 +410,9 @@ def _without_echo(raw: bytes) -> bytes:
 
 
 def _loads(raw: bytes) -> Any:
-    raw = _without_echo(raw)
     try:
-        return orjson.loads(raw)
-    except ValueError:  # NaN and halves of surrogate pairs are no JSON to it
+        return orjson.loads(_without_echo(raw))
+    except ValueError:  # NaN and halves of surrogate pairs are no JSON to it; lists in an echo break the cut
         return json.loads(raw)
 
 
