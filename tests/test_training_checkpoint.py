@@ -184,6 +184,13 @@ def test_a_key_that_an_older_version_did_not_know_is_its_default(tmp_path: Path)
         checkpoint.check_recipe(state, recipe(seed=1, training={"group_size": 4}), tmp_path)
 
 
+def test_a_checkpoint_of_the_time_when_logit_chunk_was_a_number_is_gone_on_with(tmp_path: Path) -> None:
+    then = checkpoint.frozen_recipe(recipe(seed=1)) | {"training.logit_chunk": 1024}
+    state = checkpoint.TrainState(recipe_hash="of an older version", recipe=then)
+    checkpoint.check_recipe(state, recipe(seed=1), tmp_path)
+    checkpoint.check_recipe(state, recipe(seed=1, training={"logit_chunk": 64}), tmp_path)
+
+
 def test_random_states_come_back_through_a_file(tmp_path: Path) -> None:
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     np.random.standard_normal()  # leaves a cached second draw

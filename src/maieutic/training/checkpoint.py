@@ -41,8 +41,10 @@ _FREE_KEYS = (
     "checkpoint",
     "eval",
     "training.max_steps",
+    "training.logit_chunk",
 )
-"""Keys of a recipe that may differ on resume: none of them changes what a step computes."""
+"""Keys of a recipe that may differ on resume: none of them changes what a step computes (in how many pieces logits are made shows
+in the last bits of sums alone, and its default was a number once)."""
 _FREE_ENGINE_KEYS = re.compile(
     r"\.engine\.(urls|http|start_timeout_s|served_name|api_key_env|price|push|push_folder|push_timeout_s|serve_args)\b"
 )
@@ -84,8 +86,10 @@ class TrainState:
 
 def frozen_recipe(recipe: Recipe) -> dict[str, Any]:
     """The recipe without the keys that may differ on resume, flat: ``{"training.group_size": 8, …}``."""
-    flat = _flatten(recipe.model_dump(mode="json"))
+    return _without_free(_flatten(recipe.model_dump(mode="json")))
 
+
+def _without_free(flat: Mapping[str, Any]) -> dict[str, Any]:
     def free(key: str) -> bool:
         return any(key == f or key.startswith(f + ".") for f in _FREE_KEYS) or bool(
             _FREE_ENGINE_KEYS.search(key)
@@ -106,7 +110,8 @@ def check_recipe(state: TrainState, recipe: Recipe, where: Path) -> None:
     """
     if state.recipe_hash == recipe_hash(recipe):
         return
-    now, then = frozen_recipe(recipe), state.recipe
+    # A key that is free now may not have been when the checkpoint was written.
+    now, then = frozen_recipe(recipe), _without_free(state.recipe)
     chosen = _flatten(recipe.model_dump(mode="json", exclude_defaults=True))
     now = {key: value for key, value in now.items() if key in then or key in chosen}
     lines = [
