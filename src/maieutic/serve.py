@@ -109,7 +109,8 @@ def plan(
         "--enable-prompt-tokens-details",
     ]  # the latter: cached tokens are counted
     environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    # Longer than clients keep idle connections (30 s): vLLM's own 5 s breaks the first request after an update.
+    # Longer than clients keep idle connections (4 s), by more than a loop stands still: with vLLM's own 5 s
+    # the first request after an update may meet a connection that is being closed.
     environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = "120"
     if recipe.offline or Path(model_dir).exists():
         environment["HF_HUB_OFFLINE"] = "1"
