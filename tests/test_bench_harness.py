@@ -11,7 +11,18 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import harness
-from harness import TEST_TOKENS, TOKENS, Case, Played, fault, fingerprint, play, same_whatever_the_timing
+from harness import (
+    LAG_S,
+    TEST_TOKENS,
+    TOKENS,
+    Case,
+    Played,
+    fault,
+    fingerprint,
+    overdue,
+    play,
+    same_whatever_the_timing,
+)
 from support.classroom import STUDENT, TUTOR
 from support.loopback import Loopback, Script, make_script
 
@@ -61,6 +72,12 @@ def test_a_case_reports_what_it_cost(played: Played, script: Script) -> None:
     assert played.us_per_token == pytest.approx(
         1e6 * played.cpu_s / (8 * TOKENS[TUTOR] + 8 * TOKENS[STUDENT])
     )
+
+
+def test_a_loop_that_stands_still_is_late_for_every_timer_meanwhile() -> None:
+    assert overdue(1.0, 1.0 + 0.2 * LAG_S) == pytest.approx([0.2 * LAG_S])
+    assert overdue(1.0, 1.0 + 3.5 * LAG_S) == pytest.approx([x * LAG_S for x in (3.5, 2.5, 1.5, 0.5)])
+    assert overdue(1.0, 0.9999) == pytest.approx([-0.0001])  # a clock that is coarser than it reads
 
 
 def test_planted_errors_are_found(played: Played, script: Script) -> None:
