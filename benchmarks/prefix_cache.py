@@ -167,12 +167,12 @@ def outcome(
     return Outcome(
         "prefix_cache",
         [
-            Figure("4", "prefix-cache hit rate", f"whole blocks of {block} computed before", "ratio", ratio, ">= 0.95"),
-            Figure("4b", "prefix-cache hit rate", "", "share of prompt tokens", column(cached, "rate")),
+            Figure("4", f"prefix-cache hit rate, {model}", f"whole blocks of {block} computed before", "ratio", ratio, ">= 0.95"),
+            Figure("4b", f"prefix-cache hit rate, {model}", "", "share of prompt tokens", column(cached, "rate")),
             Figure("4c", f"the same in blocks of {block}, theoretical", "", "share of prompt tokens", column(cached, "theory")),
             Figure("4d", "the same token by token, theoretical", "", "share of prompt tokens", column(cached, "bound")),
-            Figure("4e", f"rollout with post-tests as one n={args.k} request", f"{args.k} requests each", "speed-up", gained),
-            Figure("4f", f"one post-test as one n={args.k} request", f"{args.k} requests", "speed-up", waited),
+            Figure("4e", f"rollout, {model}: post-tests as one n={args.k} request", f"{args.k} requests each", "speed-up", gained),
+            Figure("4f", f"one post-test, {model}: as one n={args.k} request", f"{args.k} requests", "speed-up", waited),
         ],
         {
             "tokens_looked_up_as_recorded": int(sum(column(cached, "queries"))),

@@ -201,6 +201,13 @@ def test_ids_that_are_not_those_that_were_served_are_refused(recorded: Any) -> N
             rollout_efficiency.check_served(calls)
     finally:
         second.body["prompt"] = honest
+    usage = second.answer["usage"]
+    try:
+        usage["prompt_tokens"] -= 1
+        with pytest.raises(SystemExit, match="ids, .* were sent"):
+            rollout_efficiency.check_served(calls)
+    finally:
+        usage["prompt_tokens"] += 1
     choice = second.answer["choices"][0]
     ids = choice["token_ids"]
     try:
@@ -219,6 +226,19 @@ def test_another_number_of_tokens_is_refused(recorded: Any) -> None:
     with pytest.raises(SystemExit, match="tokens replayed"):
         rollout_efficiency.check_replay(calls, again)
     last.append(token)
+
+
+def test_a_server_that_read_another_prompt_is_refused(recorded: Any) -> None:
+    _, calls, again, _ = recorded
+    choice = again.answers[-1][-1]["choices"][0]
+    honest = choice["prompt_token_ids"]
+    try:
+        for other in ([*honest[:-1], honest[-1] ^ 1], None):
+            choice["prompt_token_ids"] = other
+            with pytest.raises(SystemExit, match="read the ids that were sent"):
+                rollout_efficiency.check_replay(calls, again)
+    finally:
+        choice["prompt_token_ids"] = honest
 
 
 def test_moved_weights_show_in_the_log_probs(recorded: Any) -> None:

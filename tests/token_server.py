@@ -90,6 +90,7 @@ class TokenServer(Loopback):
             {
                 "index": i,
                 "token_ids": s.ids,
+                "prompt_token_ids": body["prompt"] if body.get("return_token_ids") else None,
                 "logprobs": {"token_logprobs": s.logprobs},
                 "finish_reason": s.finish_reason,
             }
