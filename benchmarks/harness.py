@@ -36,6 +36,7 @@ from support.classroom import PAIRS, STUDENT, TUTOR, scripted_classroom
 from support.loopback import Loopback, Script, make_script
 from support.outcome import Figure, Outcome, check
 
+from maieutic import pace
 from maieutic.env.base import Episode
 from maieutic.rollout import Slot, rollout
 from maieutic.runtime import Classroom
@@ -111,7 +112,8 @@ def play(case: Case, server: Loopback, model: str) -> Played:
             post_test_samples=SAMPLES,
             post_test_max_tokens=256,
         )
-        return asyncio.run(_play(case, classroom, server))
+        with asyncio.Runner(loop_factory=pace.new_event_loop) as runner:  # as a training run has it
+            return runner.run(_play(case, classroom, server))
 
 
 async def _play(case: Case, classroom: Classroom, server: Loopback) -> Played:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -106,3 +107,42 @@ def test_loops_of_several_threads_do_not_wait_for_each_other() -> None:
     for t in threads:
         t.join(LIMIT_S)
     assert len(done) == 80
+
+
+def test_a_loop_serves_few_sockets_in_one_turn_and_all_in_time() -> None:
+    pairs = [socket.socketpair() for _ in range(3 * pace.SOCKETS)]
+    turns: list[int] = []
+
+    async def main() -> None:
+        loop, served = asyncio.get_running_loop(), set()
+
+        def read(reader: socket.socket) -> None:
+            reader.recv(1)
+            served.add(reader)
+            turns[-1] += 1
+
+        for reader, writer in pairs:
+            loop.add_reader(reader, read, reader)
+            writer.send(b"x")
+        while len(served) < len(pairs) and len(turns) < 100:
+            turns.append(0)
+            await asyncio.sleep(0)
+        for reader, _ in pairs:
+            loop.remove_reader(reader)
+
+    with asyncio.Runner(loop_factory=pace.new_event_loop) as runner:
+        runner.run(main())
+    for pair in pairs:
+        for end in pair:
+            end.close()
+    assert sum(turns) == len(pairs) and max(turns) == pace.SOCKETS
+
+
+def test_subprocesses_and_threads_work_in_such_a_loop() -> None:
+    async def main() -> tuple[bytes, int]:
+        child = await asyncio.create_subprocess_exec("echo", "hello", stdout=asyncio.subprocess.PIPE)
+        out, _ = await child.communicate()
+        return out, await asyncio.to_thread(lambda: 7)
+
+    with asyncio.Runner(loop_factory=pace.new_event_loop) as runner:
+        assert runner.run(main()) == (b"hello\n", 7)

@@ -8,7 +8,6 @@ is excluded and counted, never scored.
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import statistics
 import time
@@ -17,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from maieutic import pace
+from maieutic.collector import young_only
 from maieutic.env.base import Episode, Phase
 from maieutic.problems.schema import ProblemPair
 from maieutic.seeds import derive
@@ -109,21 +109,20 @@ async def rollout(
 
     seen: Counter[str] = Counter()
     tasks: list[asyncio.Task[Episode]] = []
-    gc.freeze()  # what is there already (models, libraries) is not looked through again and again while episodes are made
     try:
-        async with asyncio.TaskGroup() as group:
-            for pair in pairs:
-                occurrence = seen[pair.id]
-                seen[pair.id] += 1
-                # Before the pair's id, which may hold anything: two groups must never share an id, and so a baseline.
-                group_id = f"{phase}-{step}" + (f".{occurrence}" if occurrence else "") + f"-{pair.id}"
-                tasks += [
-                    group.create_task(one(pair, group_id, occurrence, index)) for index in range(group_size)
-                ]
+        with young_only():
+            async with asyncio.TaskGroup() as group:
+                for pair in pairs:
+                    occurrence = seen[pair.id]
+                    seen[pair.id] += 1
+                    # Before the pair's id, which may hold anything: two groups must never share an id, and so a baseline.
+                    group_id = f"{phase}-{step}" + (f".{occurrence}" if occurrence else "") + f"-{pair.id}"
+                    tasks += [
+                        group.create_task(one(pair, group_id, occurrence, index))
+                        for index in range(group_size)
+                    ]
     except BaseExceptionGroup as errors:
         raise _first(errors) from None
-    finally:
-        gc.unfreeze()
     episodes = [task.result() for task in tasks]
     groups = [episodes[i : i + group_size] for i in range(0, total, group_size)]
     return RolloutResult(episodes, groups, count(episodes, retried), time.monotonic() - start)

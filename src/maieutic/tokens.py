@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from maieutic.dialogue import Message
 from maieutic.engines.base import Sample
 from maieutic.errors import ModelError, TemplateError
+from maieutic.shared_ids import shared
 from maieutic.thinking import THINK_TAGS
 
 if TYPE_CHECKING:
@@ -81,16 +81,15 @@ class PlainEncoder:
                         "text, so untrusted content could forge turns"
                     )
 
-    def _encode(self, text: str, first: bool) -> array[int]:
-        """Ids as 32-bit numbers: they are remembered in great number."""
+    def _encode(self, text: str, first: bool) -> tuple[int, ...]:
         if not text:
-            return array("I")
+            return ()
         if self._MID in text:
             cut = text.index(self._MID) + 1
             return self._encode(text[:cut], first) + self._encode(text[cut:], False)
         if first:
-            return array("I", self._backend.encode(text, add_special_tokens=False).ids)
-        return array("I", self._backend.encode(self._MID + text, add_special_tokens=False).ids[1:])
+            return tuple(shared(self._backend.encode(text, add_special_tokens=False).ids))
+        return tuple(shared(self._backend.encode(self._MID + text, add_special_tokens=False).ids[1:]))
 
     def _parse(self, text: str) -> tuple[int | str, ...]:
         """*Trusted* text cut into control-token ids and the plain text between them."""

@@ -15,6 +15,7 @@ from maieutic.engines.base import Sample, Sampling
 from maieutic.engines.http import HttpPool
 from maieutic.engines.usage import Price
 from maieutic.errors import EngineError
+from maieutic.shared_ids import shared
 
 _SEED_BITS = 63
 
@@ -160,7 +161,9 @@ class VllmEngine:
         reason = choice.get("finish_reason")
         if reason not in ("stop", "length"):
             raise EngineError(f"{self.pool.role}: generation ended as {reason!r}")
-        return Sample([int(i) for i in ids], [float(x) for x in lps], reason, version)
+        if not all(type(i) is int and i >= 0 for i in ids):
+            raise EngineError(f"{self.pool.role}: the answer's token_ids are not token ids")
+        return Sample(shared(ids), [float(x) for x in lps], reason, version)
 
     async def score_at(self, url: str, ids: Sequence[int], *, model: str | None = None) -> list[float]:
         """One server's log-probs (T = 1) of ``ids[1:]`` given their prefixes: what a probe compares. [len(ids) − 1] floats.

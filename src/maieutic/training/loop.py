@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+from maieutic import pace
 from maieutic.config import Recipe
 from maieutic.errors import (
     ExclusionLimitError,
@@ -117,7 +118,7 @@ class _Loop:
         self.main: bool = accelerator.is_main_process
         self.console = console
         self.state = TrainState()
-        self.runner = asyncio.Runner() if self.main else None
+        self.runner = asyncio.Runner(loop_factory=pace.new_event_loop) if self.main else None
         self.ahead: Ahead[RolloutResult] = Ahead(self._run)
         self.trackers: Trackers | None = None
         self.classroom: Classroom | None = None
