@@ -105,7 +105,8 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         )
     missing = [name for name, result in results.items() if not result.get("figures")]
     if missing:
-        lines += ["", *(f"`{name}` gave no figure: {results[name]['failed']}." for name in missing)]
+        why = {name: results[name].get("failed", "its line holds none") for name in missing}
+        lines += ["", *(f"`{name}` gave no figure: {why[name]}." for name in missing)]
     return "\n".join(lines)
 
 

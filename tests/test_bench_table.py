@@ -46,6 +46,7 @@ def test_the_table_is_in_the_order_of_its_rows_and_names_what_failed(
         Figure("1b", "lag", "", "ms", [12.0], "<= 20"),
         capsys=capsys,
     )
+    assert bench.table({"c": {"figures": []}}).endswith("`c` gave no figure: its line holds none.")
     text = bench.table({"a": a, "b": {"benchmark": "b", "failed": "exit status 1"}})
     rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")][2:]
     assert rows == ["1b", "2", "10"]

@@ -254,6 +254,8 @@ def test_a_post_test_that_was_not_needed_excludes_nothing_when_it_fails():
     assert episode.exclusion is None and episode.reward.reward == -0.2 and episode.post_test is None
     episode = Meeting("ok", error=StudentFailed("gone")).play(post_test_ahead=True)
     assert episode.exclusion == "student_failed"
+    with pytest.raises(EngineDownError, match="nobody answers"):
+        Meeting("reject", error=EngineDownError("nobody answers")).play(post_test_ahead=True)
 
 
 def test_the_reason_of_an_unknown_verdict_is_kept():

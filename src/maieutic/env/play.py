@@ -175,7 +175,9 @@ class Environment:
         finally:
             if ahead is not None:
                 ahead.cancel()
-                await asyncio.gather(ahead, return_exceptions=True)
+                (failed,) = await asyncio.gather(ahead, return_exceptions=True)
+                if isinstance(failed, RUN_ERRORS):
+                    raise failed
         if not needed:
             # One that was faster than its gates is dropped too: what an episode holds must not depend on timing.
             episode.post_test, episode.extra_tests = None, {}
