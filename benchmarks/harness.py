@@ -6,8 +6,9 @@ The product's own rollout, built from a recipe, plays against a server of script
 own (benchmarks/support/loopback.py). A *turn* is one utterance that a server was asked for, of tutor or student; its cost is all
 CPU of this process (every thread, the lag's sampler included) from the first dialogue's beginning to the last episode's end,
 divided by the turns. ``whole`` episodes have both rule gates, the post-test (one request for 16 samples), grading, reward and the
-token record for training; ``dialogues`` are only the turns and that record. Grading workers are processes: their CPU is a figure
-of its own. Connections are opened inside of what is measured; imports, tokenizers and a first rollout, which warms up, are not.
+token record for training; ``dialogues`` are only the turns and that record. The scripted answers are numbers, which are graded in
+this process: workers, which answers that need algebra would wake, have nothing to do. Connections are opened inside of what is
+measured; imports, tokenizers and a first rollout, which warms up, are not.
 
 Before any figure: every dialogue ended at its last turn, has as many turns and tokens as scripted, no request was repeated, ids and
 log-probs that would be trained on are those that the server says it sent for that turn's seed, and a rollout against a server with
@@ -31,7 +32,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 from support.classroom import PAIRS, STUDENT, TUTOR, scripted_classroom
 from support.loopback import Loopback, Script, make_script
 from support.outcome import Figure, Outcome, check
@@ -79,7 +79,6 @@ class Played:
     served: list[dict[str, Any]]
     usage: dict[str, dict[str, float]]
     cpu_s: float
-    workers_s: float
     wall_s: float
     lags_s: list[float]
     case: Case
@@ -151,7 +150,6 @@ async def _play(case: Case, classroom: Classroom, server: Loopback) -> Played:
         await round_of(0, 4)
         classroom.ledger.roles.clear()
         sampler = asyncio.create_task(sample_lag())
-        workers = _workers_s(server)
         server.reset()
         cpu, wall = time.process_time(), time.perf_counter()
         for step in range(case.rounds):
@@ -159,24 +157,17 @@ async def _play(case: Case, classroom: Classroom, server: Loopback) -> Played:
                 server.reset()
             episodes = await round_of(1 + step, case.dialogues)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        workers = _workers_s(server) - workers
         sampler.cancel()
         usage = classroom.ledger.state()
     finally:
         await classroom.close()
-    return Played(episodes, server.served(), usage, cpu, workers, wall, lags, case)
+    return Played(episodes, server.served(), usage, cpu, wall, lags, case)
 
 
 def overdue(due: float, now: float) -> list[float]:
     """Seconds by which each timer is late that has come due, one every :data:`LAG_S` from ``due`` on. A loop that stands still for
     50 ms delays ten of them; a timer that is set when the last one has rung would see one."""
     return [now - due - LAG_S * i for i in range(int((now - due) / LAG_S) + 1)]
-
-
-def _workers_s(server: Loopback) -> float:
-    """CPU of this process's children but the server: the grader's workers."""
-    children = [c for c in psutil.Process().children(recursive=True) if c.pid != server.pid]
-    return sum(sum(c.cpu_times()[:2]) for c in children)
 
 
 # ---- what must be right before a figure counts ------------------------------------------------------------------------------
@@ -290,13 +281,11 @@ def figures(found: dict[str, list[Played]], sizes: Sequence[int] = (256, 512)) -
                 Figure(row, f"harness CPU a turn, {what}", "", "ms", [p.ms_per_turn for p in runs], "<= 1.5"),
                 Figure(row, f"event-loop lag p99, {what}", "", "ms", [p.lag_p99_ms for p in runs], "<= 20"),
             ]
-        workers = [1e3 * p.workers_s / (n * sum(p.case.asked.values())) for p in found[f"whole {n} ids"]]
-        out.append(Figure("1c", f"CPU of grading workers a turn, {n} whole episodes", "", "ms", workers))
     full = max(SIZES) // 4
     for n in SIZES:
         runs = found[f"dialogues {n} × 22"]
         out.append(
-            Figure("1d", f"harness CPU a turn, {n} dialogues alone", "", "ms", [p.ms_per_turn for p in runs])
+            Figure("1c", f"harness CPU a turn, {n} dialogues alone", "", "ms", [p.ms_per_turn for p in runs])
         )
     by = {
         f"{', '.join(map(str, SIZES))} dialogues of 22 turns": [f"dialogues {n} × 22" for n in SIZES],

@@ -144,7 +144,8 @@ def main() -> None:
     curves = {"plain": curve("plain", full=False), "full": curve("plain", full=True)}
     above = [s * v for s in LENGTHS for v in VOCABULARIES if s * v > LOGITS_AT_ONCE]
     flat = [curves["plain"][f"{s}×{v}"] for s in LENGTHS for v in VOCABULARIES if s * v > LOGITS_AT_ONCE]
-    check(max(flat) <= 1.05 * min(flat), f"the peak grows with the number of logits: {flat} MiB")
+    # Not to the byte: chunks do not divide every vocabulary evenly, and hidden states grow with the positions.
+    check(max(flat) <= 1.1 * min(flat), f"the peak grows with the number of logits: {flat} MiB")
     growth: dict[str, list[float]] = {path: [] for path in PATHS}
     absolute: dict[str, list[float]] = {path: [] for path in PATHS}
     saved = []

@@ -121,7 +121,7 @@ def test_growth_is_computed_as_by_hand() -> None:
     found = {}
     for name, case in harness.cases().items():
         cpu = case.rounds * case.dialogues * (2e-6 * case.tokens + 100e-6)
-        found[name] = [harness.Played([], [], {}, cpu, 0.0, 1.0, [0.001] * 200, case)]
+        found[name] = [harness.Played([], [], {}, cpu, 1.0, [0.001] * 200, case)]
     figures = harness.figures(found)
     by = {f.measure: f.runs for f in figures}
     assert len(by) == len(figures), "no figure twice"

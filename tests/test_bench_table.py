@@ -120,3 +120,14 @@ def test_a_failed_check_ends_the_benchmark() -> None:
     with pytest.raises(SystemExit, match="wrong result, so no figure: tokens differ"):
         check(False, "tokens differ")
     check(True, "tokens differ")
+
+
+def test_the_documented_table_is_that_of_the_kept_results() -> None:
+    kept = json.loads((ROOT / "benchmarks" / "results.json").read_text())
+    document = (ROOT / "docs" / "performance.md").read_text()
+    assert bench.put(document, kept) == document, "run make bench, or scripts/bench.py --only NAME"
+    assert list(kept) == [s.name for s in bench.TABLE]
+    rows = {f["row"].rstrip("abcdefgh") for r in kept.values() for f in r["figures"]}
+    assert rows == {row for s in bench.TABLE for row in s.rows} == {str(n) for n in range(1, 11)}
+    assert all(len(f["runs"]) >= 3 for r in kept.values() for f in r["figures"] if f["target"])
+    assert all(s.path.exists() for s in (*bench.TABLE, *bench.OTHERS))
