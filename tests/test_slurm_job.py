@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -99,10 +100,12 @@ class Job:
 
     def stop_with(self, number: int, **env: str) -> tuple[int, str]:
         """A signal to the batch script once training runs."""
-        process = self.start(TRAIN_TENTHS="600", **env)
         state = (
             self.folder / "runs" / "first" / "slurm" / f"7-{env.get('SLURM_RESTART_COUNT', '0')}" / "train-1"
         )
+        # Of a job before this one: it would not tell when this one trains.
+        shutil.rmtree(state, ignore_errors=True)
+        process = self.start(TRAIN_TENTHS="600", **env)
         deadline = time.monotonic() + 60
         while not state.exists():
             assert process.poll() is None and time.monotonic() < deadline
