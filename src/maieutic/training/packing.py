@@ -211,25 +211,23 @@ def make_micro_batches(
         return [lengths[i] for i in members]
 
     plan = plan_micro_batches(lengths, token_budget, layout, n_ranks)
+    widths = [[0] * len(rank) for rank in plan]
     if layout == "packed" and hidden_size:
+        widths = [[best_width(of(m), token_budget, hidden_size) for m in rank] for rank in plan]
         padded = plan_micro_batches(lengths, token_budget, "padded", n_ranks)
         cost = sum(
-            packed_cost(of(m), best_width(of(m), token_budget, hidden_size), hidden_size)
-            for rank in plan
-            for m in rank
+            packed_cost(of(m), width, hidden_size)
+            for rank, of_rank in zip(plan, widths, strict=True)
+            for m, width in zip(rank, of_rank, strict=True)
         )
         if sum(padded_cost(of(m), hidden_size) for rank in padded for m in rank) < cost:
-            layout, plan = "padded", padded
+            layout, plan, widths = "padded", padded, [[0] * len(rank) for rank in padded]
     return [
         [
-            collate(
-                [rows[i] for i in members],
-                layout,
-                best_width(of(members), token_budget, hidden_size) if layout == "packed" else 0,
-            )
-            for members in rank
+            collate([rows[i] for i in members], layout, width)
+            for members, width in zip(rank, of_rank, strict=True)
         ]
-        for rank in plan
+        for rank, of_rank in zip(plan, widths, strict=True)
     ]
 
 
