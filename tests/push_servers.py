@@ -14,6 +14,15 @@ from maieutic.engines.hf import HfEngine
 from token_server import TokenServer
 
 
+def move(model: Any, seed: int) -> None:
+    """An update, as far as a push is concerned: every weight that is trained changes."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(torch.randn(p.shape, generator=generator) * 0.1)
+
+
 class VersionedServer(TokenServer):
     """Names the version of its weights, as vLLM does from 0.31 on; a restart forgets it."""
 

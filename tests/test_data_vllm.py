@@ -19,15 +19,9 @@ from maieutic.problems import read_pairs
 from maieutic.serve import Server, plan
 from maieutic.tiny import make_tiny_model
 from test_data_build import ROWS, golds, head, run
+from vllm_marks import PYTHON, VLLM
 
-PYTHON = Path(__file__).resolve().parents[1] / ".venv-vllm" / "bin" / "python"
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.slow,
-    pytest.mark.integration,
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"no {PYTHON}: scripts/setup_vllm.sh makes it"),
-]
+pytestmark = [*VLLM, pytest.mark.slow]
 K, TOKENS = 2, 32
 
 

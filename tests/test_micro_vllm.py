@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,14 +26,9 @@ from maieutic.seeds import derive
 from maieutic.serve import Server, plan
 from maieutic.tokens import Renderer
 from maieutic.training.policy import load_model, load_tokenizer
+from vllm_marks import PYTHON, VLLM
 
-PYTHON = Path(__file__).resolve().parents[1] / ".venv-vllm" / "bin" / "python"
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.integration,
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"no {PYTHON}: scripts/setup_vllm.sh makes it"),
-]
+pytestmark = VLLM
 K = 256
 """Answers a situation and engine."""
 SITUATIONS = 6

@@ -37,7 +37,7 @@ from maieutic.errors import (
 from maieutic.serve import plan
 from maieutic.training import loop
 from maieutic.training.push_probe import make_scorer
-from push_servers import LoraServer, TransferServer, VersionedServer, Wire
+from push_servers import LoraServer, TransferServer, VersionedServer, Wire, move
 from token_server import TokenServer
 
 PROBE = [[(7 * i + j) % 60 + 4 for j in range(12)] for i in range(2)]
@@ -58,14 +58,6 @@ def adapted(model_dir: Path, seed: int = 1) -> Any:
     model = get_peft_model(base, LoraConfig(r=2, lora_alpha=4, target_modules="all-linear")).eval()
     move(model, seed)
     return model
-
-
-def move(model: Any, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.requires_grad:
-                p.add_(torch.randn(p.shape, generator=generator) * 0.1)
 
 
 def pushes(

@@ -22,15 +22,9 @@ from maieutic.reat.distil_config import DistilRecipe
 from maieutic.serve import Server, plan
 from maieutic.tiny import make_tiny_model
 from reat_world import write_transcripts
+from vllm_marks import PYTHON, VLLM
 
-PYTHON = Path(__file__).resolve().parents[1] / ".venv-vllm" / "bin" / "python"
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.slow,
-    pytest.mark.integration,
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"no {PYTHON}: scripts/setup_vllm.sh makes it"),
-]
+pytestmark = [*VLLM, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

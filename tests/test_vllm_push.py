@@ -27,14 +27,10 @@ from maieutic.errors import EngineDownError, EngineMismatchError
 from maieutic.serve import Server, plan
 from maieutic.tiny import make_tiny_model
 from maieutic.training.push_probe import make_scorer
+from push_servers import move
+from vllm_marks import PYTHON, VLLM
 
-PYTHON = Path(__file__).resolve().parents[1] / ".venv-vllm" / "bin" / "python"
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.integration,
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"no {PYTHON}: scripts/setup_vllm.sh makes it"),
-]
+pytestmark = VLLM
 TOLERANCE = 1e-3
 PROBE = [[(7 * i + j) % 300 + 4 for j in range(20)] for i in range(2)]
 
@@ -64,14 +60,6 @@ def adapted(model_dir: Path) -> Any:
 
     base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     return get_peft_model(base, LoraConfig(r=2, lora_alpha=4, target_modules="all-linear")).eval()
-
-
-def move(model: Any, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.requires_grad:
-                p.add_(torch.randn(p.shape, generator=generator) * 0.1)
 
 
 def with_engine(url: str, body: Any) -> Any:

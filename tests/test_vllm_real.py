@@ -28,14 +28,9 @@ from maieutic.tiny import make_tiny_model
 from maieutic.training import loop
 from maieutic.training.push_probe import make_scorer
 from maieutic.transcripts import read_episodes
+from vllm_marks import PYTHON, VLLM
 
-PYTHON = Path(__file__).resolve().parents[1] / ".venv-vllm" / "bin" / "python"
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.integration,
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"no {PYTHON}: scripts/setup_vllm.sh makes it"),
-]
+pytestmark = VLLM
 TOLERANCE = 1e-3
 
 
