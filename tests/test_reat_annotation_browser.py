@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,21 @@ SAVED = """(async () => { let blob; const make = URL.createObjectURL;
   document.getElementById('save').click(); URL.createObjectURL = make; return await blob.text(); })()"""
 
 
+# Chromium's own storage on a busy machine now and then shows a page nothing of what the page before it stored: what is tested
+# is that the form stores and reads, so the test carries the stored items from one page to the next.
+STORE = """Object.defineProperty(window, 'localStorage', {value: {items: %s, getItem(k) { return this.items[k] ?? null; },
+  setItem(k, v) { this.items[k] = String(v); }}})"""
+DENIED = "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('no', 'SecurityError'); }})"
+
+
+@contextmanager
+def before_the_page(browser: Browser, source: str) -> Iterator[None]:
+    """Documents opened meanwhile run ``source`` first."""
+    made = browser.call("Page.addScriptToEvaluateOnNewDocument", source=source)
+    yield
+    browser.call("Page.removeScriptToEvaluateOnNewDocument", identifier=made["identifier"])
+
+
 def test_load_fill_save_import(browser: Browser, tmp_path: Path) -> None:
     base, reat = (
         [episode("base", n, said=EVIL) for n in range(2)],
@@ -51,7 +67,9 @@ def test_load_fill_save_import(browser: Browser, tmp_path: Path) -> None:
     )
     export_pairs(tmp_path, base, reat, [score(e) for e in base], [score(e) for e in reat])
     page = tmp_path / "form.html"
-    browser.open(page)
+    with before_the_page(browser, STORE % "{}"):
+        browser.open(page)
+    assert browser.js("localStorage.items") == {}  # nothing is overwritten before something is filled in
     assert (
         browser.js("window.ran ?? null") is None
         and browser.js("document.querySelectorAll('img,b b,i').length") == 0
@@ -74,7 +92,9 @@ def test_load_fill_save_import(browser: Browser, tmp_path: Path) -> None:
     choose("Are the inferred states plausible?", "basically")
     browser.js("document.getElementById('next').click()")
     assert browser.js("document.getElementById('where').textContent") == "p002 (2 of 2)"
-    browser.open(page)  # what was filled in is kept
+    with before_the_page(browser, STORE % json.dumps(browser.js("localStorage.items"))):
+        browser.open(page)  # what was filled in is kept
+    assert browser.js("document.getElementById('lost').hidden") is True
     browser.js(
         "(() => { const w = document.getElementById('name'); w.value = '../a b'; w.dispatchEvent(new Event('change')); })()"
     )
@@ -96,3 +116,18 @@ def test_load_fill_save_import(browser: Browser, tmp_path: Path) -> None:
     assert found.turns["p001", "B", 3].adaptation == 3 and found.turns["p001", "B", 1].scaffolding == 2
     assert summarise(tmp_path / "key.json", [found]).annotators[0].turns == 4
     assert browser.errors == [] and {r.split("#")[0] for r in browser.requests} == {page.resolve().as_uri()}
+
+
+def test_a_browser_that_keeps_nothing_says_so_and_still_saves(browser: Browser, tmp_path: Path) -> None:
+    base, reat = [episode("base", 0)], [episode("reat", 0)]
+    export_pairs(tmp_path, base, reat, [score(e) for e in base], [score(e) for e in reat])
+    with before_the_page(browser, DENIED):
+        browser.open(tmp_path / "form.html")
+    assert browser.js("document.getElementById('lost').hidden") is False
+    leave = "(() => { const e = new Event('beforeunload', {cancelable: true}); dispatchEvent(e); return e.defaultPrevented; })()"
+    assert browser.js(leave) is False
+    browser.js(f"{CHOOSE}('focus', 1, '2')")
+    assert browser.js(leave) is True
+    saved = json.loads(browser.js(SAVED))
+    assert [t.get("focus") for t in saved["turns"]] == [None, "2", None, None]
+    assert browser.js(leave) is False and browser.errors == []

@@ -31,12 +31,14 @@ pre{white-space:pre-wrap;font:inherit;margin:.2rem 0}nav{position:sticky;top:0;b
 SCRIPT = """'use strict';
 const data = JSON.parse(document.getElementById('data').textContent);
 const store = 'annotation-' + data.id;
-let filled = JSON.parse(localStorage.getItem(store) || '{"turns":{},"pairs":{},"name":""}');
-let at = 0;
+let at = 0, unsaved = false, filled = {turns: {}, pairs: {}, name: ''};
 const root = document.getElementById('root');
 function el(tag, text, cls) { const e = document.createElement(tag); if (text !== undefined) e.textContent = text;
   if (cls) e.className = cls; return e; }
-function keep() { localStorage.setItem(store, JSON.stringify(filled)); }
+function lost() { document.getElementById('lost').hidden = false; }
+function keep() { unsaved = true; try { localStorage.setItem(store, JSON.stringify(filled)); } catch { lost(); } }
+try { filled = JSON.parse(localStorage.getItem(store)) || filled; } catch { lost(); }
+addEventListener('beforeunload', e => { if (unsaved) e.preventDefault(); });
 function choose(label, options, value, set, hint) {
   const l = el('label', label + ' '); if (hint) l.title = hint; const s = el('select');
   for (const o of ['', ...options]) { const x = el('option', o); x.value = o; s.append(x); }
@@ -70,7 +72,7 @@ function show() {
     for (const s of p.states) end.append(el('p', '"' + s.student + '" -> ' + s.state, 'auto'));
     end.append(choose('Are the inferred states plausible?', data.checks.state, j.state, v => { j.state = v; }));
   } else end.append(el('p', 'Automatic scores and inferred states are shown once a preference is given.', 'auto'));
-  root.append(sides, end); keep(); window.scrollTo(0, 0); }
+  root.append(sides, end); window.scrollTo(0, 0); }
 function rows() {
   const turns = []; for (const p of data.pairs) for (const side of ['A', 'B']) for (const t of p.dialogues[side].turns) {
     const f = filled.turns[p.pair + '/' + side + '/' + t.n] || {}; turns.push({pair: p.pair, dialogue: side, turn: t.n, ...f}); }
@@ -81,7 +83,8 @@ const who = document.getElementById('name'); who.value = filled.name || '';
 who.addEventListener('change', () => { filled.name = who.value; keep(); });
 document.getElementById('save').addEventListener('click', () => { const a = el('a');
   a.href = URL.createObjectURL(new Blob([JSON.stringify(rows(), null, 1)], {type: 'application/json'}));
-  a.download = 'annotation-' + (filled.name || 'anonymous').replace(/[^A-Za-z0-9_-]+/g, '_') + '.json'; a.click(); });
+  a.download = 'annotation-' + (filled.name || 'anonymous').replace(/[^A-Za-z0-9_-]+/g, '_') + '.json'; a.click();
+  unsaved = false; });
 if (data.pairs.length) show();
 """
 
@@ -107,6 +110,7 @@ def form(pairs: Sequence[dict[str, Any]]) -> str:
         "<p>Score every tutor turn by itself, from what the student had just said. Judge how the tutor teaches, not whether the "
         f"problem was finished. The two dialogues need not run in parallel.</p><ul>{guide}</ul>"
         '<nav><label>Your name <input id="name"></label> <button id="back">Back</button> <span id="where"></span> '
-        '<button id="next">Next</button> <button id="save">Save as a file</button></nav><main id="root"></main>'
+        '<button id="next">Next</button> <button id="save">Save as a file</button> <strong id="lost" hidden>'
+        'This browser keeps nothing: save as a file before you leave the page.</strong></nav><main id="root"></main>'
         f'<script type="application/json" id="data">{embed_json(data)}</script><script>{SCRIPT}</script></body></html>\n'
     )
