@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from maieutic.algorithms.registry import get_loss
+from maieutic.train import leave
 from maieutic.training.logprobs import PolicyForward
 from maieutic.training.packing import Layout, MicroBatch, Row, make_micro_batches, make_rows
 from maieutic.training.step import StepMetrics, accumulate_gradients
@@ -134,10 +135,8 @@ def main(kind: str, layout: Layout, output: str) -> None:
             {"grads": grads, "metrics": metrics.flat(), "ranks": accelerator.num_processes, "n": len(mine)},
             output,
         )
-    accelerator.end_training()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2], sys.argv[3])  # type: ignore[arg-type]
+    leave(0)

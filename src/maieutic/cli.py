@@ -87,11 +87,10 @@ def train(
     ] = None,
 ) -> None:
     """Train a tutor in this process (several: accelerate launch -m maieutic.train RECIPE)."""
-    from maieutic.train import main
+    from maieutic.train import leave, main
 
     arguments = [recipe, *(overrides or [])]
-    code = main(arguments if resume is None else [*arguments, "--resume", resume])
-    raise typer.Exit(code)
+    leave(main(arguments if resume is None else [*arguments, "--resume", resume]))
 
 
 @app.command()

@@ -86,8 +86,9 @@ def main(argv: Sequence[str] | None = None, *, signals: StopSignals | None = Non
 def leave(code: int) -> NoReturn:
     """Exit the process. Ranks of a process group leave without the interpreter's clean-up.
 
-    All of ours is done by then, and torch's can wait for ever: freeing the last reference to a gloo group joins a thread that
-    waits for the interpreter lock, which the freeing thread holds.
+    All of ours is done by then, and torch's can wait for ever or abort: freeing the last reference to a gloo group joins a
+    thread that waits for the interpreter lock, which the freeing thread holds; and a gloo thread that frees the tensors of its
+    last collective once the interpreter is ending is unwound out of a destructor, which is std::terminate (exit code 134).
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         sys.exit(code)
