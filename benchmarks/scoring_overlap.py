@@ -1,11 +1,11 @@
 """What scoring adds to the time of a rollout: the gates and the post-test of an episode run while other dialogues go on.
 
-Five rollouts of the same 64 dialogues on simulated servers (:mod:`support.simulated`, S slots each): dialogues alone; with the
+Six rollouts of the same 64 dialogues on simulated servers (:mod:`support.simulated`, S slots each): dialogues alone; with the
 LLM judge (two gates at once, two votes in a request, a server of its own) and a post-test (one request for 16 answers, which takes
-one slot of the server that also plays the student's turns); the same with ``env.post_test_ahead``, the post-test beside the gates;
-with the rule judge; and, the peer, with the LLM judge when scoring waits until all dialogues have ended. Graders are the product's,
-with their worker processes. Scoring takes time, so the longest episode gets longer: that much nothing can hide, and it is computed
-as well. The last line is JSON.
+one slot of the server that also plays the student's turns); the same with ``env.post_test_ahead``, the post-test beside the gates,
+in the rollout's tail and always; with the rule judge; and, the peer, with the LLM judge when scoring waits until all dialogues have
+ended. Graders are the product's, with their worker processes. Scoring takes time, so the longest episode gets longer: that much
+nothing can hide, and it is computed as well. The last line is JSON.
 
     python benchmarks/scoring_overlap.py [--runs 3] [--pairs 8] [--token-ms 0.7]
 """
@@ -30,7 +30,7 @@ SHAPES = {"5": 1.5, "5b": 0.5, "5c": 0.25}
 
 
 def measure(world: Any, servers: Any, seed: int, turn: int) -> dict[str, Any]:
-    """The four rollouts of one trace, checked against each other; ``turn`` rotates their order."""
+    """The six rollouts of one trace, checked against each other; ``turn`` rotates their order."""
     from support.lock_step import Rounds, in_rounds, without_scoring
     from support.outcome import check
     from support.simulated import SAMPLES
@@ -38,13 +38,14 @@ def measure(world: Any, servers: Any, seed: int, turn: int) -> dict[str, Any]:
     ways = {
         "none": lambda: world.play(servers, seed, schedule=without_scoring),
         "llm": lambda: world.play(servers, seed),
-        "ahead": lambda: world.play(servers, seed, env={"post_test_ahead": True}),
+        "tail": lambda: world.play(servers, seed, env={"post_test_ahead": "tail"}),
+        "ahead": lambda: world.play(servers, seed, env={"post_test_ahead": "always"}),
         "late": lambda: world.play(
             servers, seed, schedule=lambda c: in_rounds(c, Rounds(world.episodes, turns=False))
         ),
         "rule": lambda: world.play(servers, seed, judge="rule"),
     }
-    names = list(ways)[turn % 5 :] + list(ways)[: turn % 5]
+    names = list(ways)[turn % 6 :] + list(ways)[: turn % 6]
     played = {name: ways[name]() for name in names}
     alone = played["none"]
     for name, one in played.items():
@@ -52,10 +53,10 @@ def measure(world: Any, servers: Any, seed: int, turn: int) -> dict[str, Any]:
             one.spoken() == alone.spoken(),
             f"the dialogues with scoring {name!r} differ from those without any",
         )
-        gates = GATES if name in ("llm", "ahead", "late") else ()
+        gates = GATES if name in ("llm", "tail", "ahead", "late") else ()
         stages = one.stages(gates, 0 if name == "none" else SAMPLES)
         one.verify(servers, stages, counted=name != "none")
-    for name in ("ahead", "late", "rule"):
+    for name in ("tail", "ahead", "late", "rule"):
         check(
             played[name].facts() == played["llm"].facts(), f"the episodes of {name!r} are not those of 'llm'"
         )
@@ -111,7 +112,8 @@ def run(runs: int, pairs: int, token_ms: float, shapes: dict[str, float]) -> Any
                 print(
                     f"run {number + 1}, {servers.slots['tutor']} slots for {dialogues} dialogues: {seconds['none']:.2f} s alone; "
                     f"added by LLM judge and post-test {added(seconds, 'llm'):.1%} (computed {added(one['computed'], 'llm'):.1%}), "
-                    f"at once {added(seconds, 'ahead'):.1%} ({added(one['computed'], 'ahead'):.1%}), "
+                    f"at once in the tail {added(seconds, 'tail'):.1%}, always {added(seconds, 'ahead'):.1%} "
+                    f"({added(one['computed'], 'ahead'):.1%}), "
                     f"rule judge {added(seconds, 'rule'):.1%} ({added(one['computed'], 'rule'):.1%}), "
                     f"afterwards {added(seconds, 'late'):.1%} ({added(one['computed'], 'late'):.1%})",
                     flush=True,
@@ -133,9 +135,9 @@ def run(runs: int, pairs: int, token_ms: float, shapes: dict[str, float]) -> Any
 
         seconds, computed = [o["seconds"] for o in ones], [o["computed"] for o in ones]
         figure("added wall, LLM judge", alone, [added(s, "llm") for s in seconds], "<= 0.10")
-        figure(
-            "added wall, LLM judge, post_test_ahead", alone, [added(s, "ahead") for s in seconds], "<= 0.10"
-        )
+        for name, value in (("tail", "tail"), ("ahead", "always")):
+            what = f"added wall, LLM judge, post_test_ahead {value}"
+            figure(what, alone, [added(s, name) for s in seconds], "<= 0.10")
         figure("added wall, rule judge", alone, [added(s, "rule") for s in seconds], "<= 0.10")
         figure("added wall, scoring after all dialogues", alone, [added(s, "late") for s in seconds])
         figure(
@@ -150,8 +152,8 @@ def run(runs: int, pairs: int, token_ms: float, shapes: dict[str, float]) -> Any
         "scoring_overlap",
         figures,
         {
-            "dialogues_equal_in_five_ways": runs * len(shapes) * dialogues,
-            "episodes_equal_in_four_ways": runs * len(shapes) * dialogues,
+            "dialogues_equal_in_six_ways": runs * len(shapes) * dialogues,
+            "episodes_equal_in_five_ways": runs * len(shapes) * dialogues,
             "requests_as_computed": sum(o["requests"] for ones in found.values() for o in ones),
             "retries_and_exclusions": 0,
             "most_slots_in_use": {row: int(max(o["working"] for o in ones)) for row, ones in found.items()},

@@ -229,7 +229,7 @@ def test_the_makespan_benchmark_in_small() -> None:
 @pytest.mark.integration
 def test_the_scoring_benchmark_in_small() -> None:
     outcome = scoring_overlap.run(runs=1, pairs=1, token_ms=0.05, shapes={"5": 1.5})
-    assert [f.row for f in outcome.figures] == ["5"] * 6
+    assert [f.row for f in outcome.figures] == ["5"] * 7
     assert outcome.checks["most_slots_in_use"]["5"] <= 12
     computed = next(f for f in outcome.figures if "computed" in f.against)
     assert 0 < computed.runs[0] < 1

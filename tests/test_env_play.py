@@ -179,7 +179,7 @@ UNKNOWN = {"correctness": "unknown"}
         ("hard", "train", {"leakage": TimeoutError("slow")}, False, "unknown:leakage", None),
     ],
 )
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("ahead", ["never", "always"])
 def test_gates(gates, phase, decisions, tested, exclusion, reward, ahead):
     env = environment(gates=gates, post_test_ahead=ahead)
     episode = play(env, judge=FakeJudge(decisions), phase=phase)
@@ -230,7 +230,8 @@ class Meeting:
     ("phase", "env", "together"),
     [
         ("train", {}, False),
-        ("train", {"post_test_ahead": True}, True),
+        ("train", {"post_test_ahead": "always"}, True),
+        ("train", {"post_test_ahead": "tail"}, True),  # the only dialogue is the last one
         ("train", {"gates": "off"}, True),
         ("eval", {}, True),
     ],
@@ -244,18 +245,18 @@ def test_gates_and_post_test_at_once_where_it_costs_nothing_or_is_asked_for(phas
 
 def test_a_rejection_cancels_the_post_test_that_went_ahead():
     meeting = Meeting("reject")
-    episode = meeting.play(post_test_ahead=True)
+    episode = meeting.play(post_test_ahead="always")
     assert "overlap" in meeting.log and "cancelled" in meeting.log
     assert episode.post_test is None and episode.reward.reward == -0.2
 
 
 def test_a_post_test_that_was_not_needed_excludes_nothing_when_it_fails():
-    episode = Meeting("reject", error=StudentFailed("gone")).play(post_test_ahead=True)
+    episode = Meeting("reject", error=StudentFailed("gone")).play(post_test_ahead="always")
     assert episode.exclusion is None and episode.reward.reward == -0.2 and episode.post_test is None
-    episode = Meeting("ok", error=StudentFailed("gone")).play(post_test_ahead=True)
+    episode = Meeting("ok", error=StudentFailed("gone")).play(post_test_ahead="always")
     assert episode.exclusion == "student_failed"
     with pytest.raises(EngineDownError, match="nobody answers"):
-        Meeting("reject", error=EngineDownError("nobody answers")).play(post_test_ahead=True)
+        Meeting("reject", error=EngineDownError("nobody answers")).play(post_test_ahead="always")
 
 
 def test_the_reason_of_an_unknown_verdict_is_kept():

@@ -92,6 +92,21 @@ def test_a_hang_ends_at_the_deadline():
     assert time.monotonic() - t < 5 and len(server.bodies) == 2
 
 
+def test_a_request_given_up_under_way_is_counted():
+    async def give_up(pool):
+        asked = asyncio.create_task(ask(pool))
+        while not server.bodies:
+            await asyncio.sleep(0.01)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+    server = Loopback(fault=lambda n, b: asyncio.sleep(60))
+    _, pool = run(server, give_up)
+    usage = pool.ledger.usage("student")
+    assert (usage.cancelled, usage.requests, usage.failures, usage.completion_tokens) == (1, 0, 0, 0)
+
+
 @pytest.mark.parametrize("junk", ["", "not json", "[1, 2]", '"text"', '{"choices": ', "\x00\xff"])
 def test_junk_is_retried_and_never_becomes_an_answer(junk):
     out, _ = run(Loopback(fault=first(1, lambda: raw(junk))), ask)

@@ -242,9 +242,10 @@ class EnvSpec(Section):
     post_test_max_tokens: Count = 800
     post_test_min_graded: Share = 0.5
     """Below this share of graded answers the episode is excluded."""
-    post_test_ahead: bool = False
+    post_test_ahead: Literal["never", "tail", "always"] = "never"
     """Pose a training episode's post-test while its gates are judged, and cancel it when they reject: rollouts end earlier, and
-    students spend time on rejected episodes. Evaluations do so anyway, since they test every episode."""
+    students spend time on rejected episodes. ``tail``: only once most dialogues of the rollout have ended, when nothing else is
+    left to hide the gates behind. Evaluations always do, since they test every episode."""
     student_retries: Annotated[int, Field(ge=0)] = 2
     """Most regenerations of a student turn that is empty or out of role."""
 

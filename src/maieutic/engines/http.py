@@ -151,16 +151,19 @@ class HttpPool:
             EngineDownError: nothing has answered for ``outage_limit_s``.
             SpendingLimitError: the ledger's limit is reached.
         """
-        if self.policy.deadline_s is None:
-            return await self._persist(path, body, session)
+        limit = self.policy.deadline_s
         try:
-            async with asyncio.timeout(self.policy.deadline_s):
+            async with asyncio.timeout(limit):
                 return await self._persist(path, body, session)
+        except asyncio.CancelledError:
+            self.ledger.usage(self.role).cancelled += 1
+            raise
         except TimeoutError:
+            if limit is None:
+                raise
             self.ledger.usage(self.role).failures += 1
             raise EngineError(
-                f"{self.role}: {', '.join(self.urls)}: no answer to {path} within the deadline of "
-                f"{self.policy.deadline_s:g} s"
+                f"{self.role}: {', '.join(self.urls)}: no answer to {path} within the deadline of {limit:g} s"
             ) from None
 
     async def _persist(self, path: str, body: Mapping[str, Any], session: str | None) -> dict[str, Any]:

@@ -25,6 +25,9 @@ class Usage:
     retries: int = 0
     failures: int = 0
     """Requests that gave nothing after their retries."""
+    cancelled: int = 0
+    """Requests given up while they were under way, as those of a post-test that went ahead and was not needed: their tokens are
+    not counted below, and a provider may charge for them."""
     moved: int = 0
     """Dialogues that went on at another server because theirs was lost."""
     prompt_tokens: int = 0

@@ -17,6 +17,7 @@ from maieutic.env.base import Episode, Judge, Phase, PostTest, Student, StudentF
 from maieutic.env.gates import judge_gates
 from maieutic.env.prompts import EnvTemplates
 from maieutic.env.reward import compute_reward
+from maieutic.env.talks import Talks
 from maieutic.errors import (
     EngineError,
     EngineMismatchError,
@@ -84,6 +85,7 @@ class Environment:
         self.env = templates.resolve(env)
         self.reward = reward
         self.templates = templates
+        self.talks = Talks()
 
     async def play(
         self,
@@ -150,7 +152,7 @@ class Environment:
         extra_tests: Sequence[Tested],
     ) -> None:
         dialogue, pair, env = episode.dialogue, episode.pair, self.env
-        with timed(episode, "dialogue"):
+        with timed(episode, "dialogue"), self.talks.one():
             await self.converse(tutor, student, dialogue, seed=episode.seed)
         require_tutor_turn(dialogue)
 
@@ -161,7 +163,12 @@ class Environment:
             with timed(episode, "post_test"):
                 await self.take_tests(episode, student, grader, extra_tests)
 
-        ahead = asyncio.create_task(tests()) if always or env.post_test_ahead else None
+        at_once = (
+            always
+            or env.post_test_ahead == "always"
+            or (env.post_test_ahead == "tail" and self.talks.in_tail)
+        )
+        ahead = asyncio.create_task(tests()) if at_once else None
         try:
             with timed(episode, "gates"):
                 seed = derive(episode.seed, "gates")
