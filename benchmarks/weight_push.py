@@ -245,7 +245,7 @@ def outcome(found: dict[str, dict[str, list[dict[str, float]]]], shared: str) ->
             "least_gap_before_push": min(r["stale_gap"] for _, _, r in pushes),
             "pushes": len(pushes),
         },
-        {"models": list(found), "dtype": "float32", "folder": shared, "hidden_today": 0.0},
+        {"models": list(found), "dtype": "float32", "folder": shared},
     )
 
 
