@@ -6,6 +6,7 @@ runs after :meth:`OneBox.stop`. Needs root, and the packages ``slurmctld slurmd 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
@@ -174,10 +175,14 @@ class OneBox:
         (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
 
     def _hosts(self, names: dict[str, str]) -> None:
-        file = Path("/etc/hosts")
-        lines = [line for line in file.read_text().splitlines() if not line.endswith(self._mark)]
-        lines += [f"{address} {name} {self._mark}" for name, address in names.items()]
-        file.write_text("\n".join(lines) + "\n")  # in place: it may be a mount
+        """Under a lock: of two boxes that start at once, one would read what the other has half written, and drop `localhost`."""
+        with open("/etc/hosts", "r+", encoding="utf-8") as file:  # in place: it may be a mount
+            fcntl.flock(file, fcntl.LOCK_EX)
+            lines = [line for line in file.read().splitlines() if not line.endswith(self._mark)]
+            lines += [f"{address} {name} {self._mark}" for name, address in names.items()]
+            file.seek(0)
+            file.write("\n".join(lines) + "\n")
+            file.truncate()
 
     def _spawn(self, name: str, command: list[str]) -> None:
         with (self.root / f"{name}.out").open("ab") as out:
