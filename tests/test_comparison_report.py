@@ -243,8 +243,9 @@ def test_the_transcripts_decide_who_saw_the_solution(tmp_path):
         load_arms([run(tmp_path, "base", many(solution="2"))])
 
 
-def test_where_a_model_is_served_does_not_matter(tmp_path):
-    runs = [run(tmp_path, "base", many()), run(tmp_path, "x", many(), "students.0.engine.max_batch_size=7")]
+@pytest.mark.parametrize("override", ["students.0.engine.max_batch_size=7", "env.post_test_ahead=tail"])
+def test_what_changes_no_number_is_no_other_measure(tmp_path, override):
+    runs = [run(tmp_path, "base", many()), run(tmp_path, "x", many(), override)]
     assert compare_arms(load_arms(runs)).notices == []
 
 

@@ -243,6 +243,38 @@ def test_gates_and_post_test_at_once_where_it_costs_nothing_or_is_asked_for(phas
     assert episode.counted and episode.reward.reward == 1.0 and episode.post_test.rate == 1.0
 
 
+def test_a_post_test_waits_for_its_gates_until_the_rollouts_tail():
+    """Eight dialogues talk while one ends; then the eight end together, the last of them in the tail."""
+    env = environment(post_test_ahead="tail", max_turns=3)
+    hold = asyncio.Event()
+
+    class Held(FakeTutor):
+        async def reply(self, dialogue, *, seed):
+            await hold.wait()
+            return await super().reply(dialogue, seed=seed)
+
+    async def go():
+        logs = []
+
+        def one(tutor, n):
+            logs.append([])
+            student, judge = FakeStudent(log=logs[-1]), FakeJudge(log=logs[-1])
+            playing = env.play(tutor, student, judge, FakeGrader(), pair(), seed=n, id=str(n), group_id="g")
+            return asyncio.create_task(playing)
+
+        held = [one(Held(), n) for n in range(8)]
+        await asyncio.sleep(0)
+        await one(FakeTutor(), 9)
+        first = list(logs[-1])
+        hold.set()
+        await asyncio.gather(*held)
+        return first, logs
+
+    first, logs = run(go())
+    assert first.index("test:variant") > first.index("gate:correctness")
+    assert logs[-1] == first and all("test:variant" in log for log in logs)
+
+
 def test_a_rejection_cancels_the_post_test_that_went_ahead():
     meeting = Meeting("reject")
     episode = meeting.play(post_test_ahead="always")

@@ -96,7 +96,7 @@ def test_load_fill_save_import(browser: Browser, tmp_path: Path) -> None:
         browser.open(page)  # what was filled in is kept
     assert browser.js("document.getElementById('lost').hidden") is True
     browser.js(
-        "(() => { const w = document.getElementById('name'); w.value = '../a b'; w.dispatchEvent(new Event('change')); })()"
+        "(() => { const w = document.getElementById('name'); w.value = '../a b'; w.dispatchEvent(new Event('input')); })()"
     )
     text = browser.js(SAVED)
     assert browser.js("window.savedAs") == "annotation-_a_b.json"
@@ -118,16 +118,37 @@ def test_load_fill_save_import(browser: Browser, tmp_path: Path) -> None:
     assert browser.errors == [] and {r.split("#")[0] for r in browser.requests} == {page.resolve().as_uri()}
 
 
+LEAVE = "(() => { const e = new Event('beforeunload', {cancelable: true}); dispatchEvent(e); return e.defaultPrevented; })()"
+
+
+@pytest.mark.parametrize(
+    "stored", ["not json", "{}", "[]", "5", '{"turns": [], "pairs": {}}', '{"turns": {}}']
+)
+def test_what_cannot_be_read_stays_and_the_form_works(browser: Browser, tmp_path: Path, stored: str) -> None:
+    base, reat = [episode("base", 0)], [episode("reat", 0)]
+    export_pairs(tmp_path, base, reat, [score(e) for e in base], [score(e) for e in reat])
+    with before_the_page(browser, STORE % "{}"):
+        browser.open(tmp_path / "form.html")
+    key = browser.js("store")
+    with before_the_page(browser, STORE % json.dumps({key: stored})):
+        browser.open(tmp_path / "form.html")
+    assert browser.js("document.getElementById('lost').hidden") is False
+    browser.js("document.querySelector('input[placeholder=notes]').focus()")
+    browser.type("typed, and the field not left")
+    assert browser.js(LEAVE) is True and browser.js("localStorage.items") == {key: stored}
+    assert json.loads(browser.js(SAVED))["turns"][0]["notes"] == "typed, and the field not left"
+    assert browser.errors == []
+
+
 def test_a_browser_that_keeps_nothing_says_so_and_still_saves(browser: Browser, tmp_path: Path) -> None:
     base, reat = [episode("base", 0)], [episode("reat", 0)]
     export_pairs(tmp_path, base, reat, [score(e) for e in base], [score(e) for e in reat])
     with before_the_page(browser, DENIED):
         browser.open(tmp_path / "form.html")
     assert browser.js("document.getElementById('lost').hidden") is False
-    leave = "(() => { const e = new Event('beforeunload', {cancelable: true}); dispatchEvent(e); return e.defaultPrevented; })()"
-    assert browser.js(leave) is False
+    assert browser.js(LEAVE) is False
     browser.js(f"{CHOOSE}('focus', 1, '2')")
-    assert browser.js(leave) is True
+    assert browser.js(LEAVE) is True
     saved = json.loads(browser.js(SAVED))
     assert [t.get("focus") for t in saved["turns"]] == [None, "2", None, None]
-    assert browser.js(leave) is False and browser.errors == []
+    assert browser.js(LEAVE) is False and browser.errors == []

@@ -472,6 +472,7 @@ def test_hash_changes_with_the_experiment_only(minimal: Path) -> None:
     base = recipe_hash(load_recipe(minimal))
     assert len(base) == 16
     assert recipe_hash(load_recipe(minimal, ["name=other", "output_dir=x", "tracking.wandb=offline"])) == base
+    assert recipe_hash(load_recipe(minimal, ["env.post_test_ahead=tail"])) == base  # when, not what
     assert recipe_hash(load_recipe(minimal, ["seed=1"])) != base
     longer = load_recipe(minimal, ["training.max_steps=99"])
     assert recipe_hash(longer) != base

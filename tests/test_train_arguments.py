@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
+
 import pytest
 
 from maieutic.errors import RecipeError
@@ -29,3 +34,19 @@ def test_resume_twice_or_empty_is_refused() -> None:
         parse(["r.yaml", "--resume", "auto", "resume=x"])
     with pytest.raises(RecipeError, match="names no checkpoint"):
         parse(["r.yaml", "resume="])
+
+
+@pytest.mark.parametrize("world, redirect", [("", ""), ("1", ""), ("2", ""), ("2", ">&-"), ("2", ">&- 2>&-")])
+def test_the_exit_code_is_that_of_the_run_whatever_happened_to_its_streams(world: str, redirect: str) -> None:
+    code = "import sys; from maieutic.train import leave; sys.stdout and print('said', end=''); leave(85)"
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} {redirect}"
+    done = subprocess.run(
+        command,
+        shell=True,
+        env=os.environ | {"WORLD_SIZE": world},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 85, done.stderr
+    assert done.stdout == ("" if redirect else "said")

@@ -191,6 +191,14 @@ def test_a_checkpoint_of_the_time_when_logit_chunk_was_a_number_is_gone_on_with(
     checkpoint.check_recipe(state, recipe(seed=1, training={"logit_chunk": 64}), tmp_path)
 
 
+@pytest.mark.parametrize("then", [{}, {"env.post_test_ahead": False}, {"env.post_test_ahead": "never"}])
+def test_when_post_tests_are_posed_may_change_on_resume(tmp_path: Path, then: dict[str, Any]) -> None:
+    state = checkpoint.TrainState(
+        recipe_hash="of an older version", recipe=checkpoint.frozen_recipe(recipe(seed=1)) | then
+    )
+    checkpoint.check_recipe(state, recipe(seed=1, env={"post_test_ahead": "tail"}), tmp_path)
+
+
 def test_random_states_come_back_through_a_file(tmp_path: Path) -> None:
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     np.random.standard_normal()  # leaves a cached second draw

@@ -74,7 +74,7 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml12.dump(data)
 
 
-NOT_SCIENCE = ("name", "output_dir", "offline", "tracking", "checkpoint")
+NOT_SCIENCE = ("name", "output_dir", "offline", "tracking", "checkpoint", "env.post_test_ahead")
 
 
 def recipe_hash(recipe: Recipe, ignore: Sequence[str] = NOT_SCIENCE) -> str:

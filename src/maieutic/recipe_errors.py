@@ -85,7 +85,9 @@ def _line(
     wants = list(dict.fromkeys(_wants(i) for i in items))
     choices = [c for i in items if i["type"] == "literal_error" for c in _choices(i)]
     line = f"{head}: {_short(value)} is not valid: expected {' or '.join(wants)}"
-    near_values = difflib.get_close_matches(str(value).lower(), choices, n=1, cutoff=0.5)
+    near_values = difflib.get_close_matches(
+        value.lower() if isinstance(value, str) else "", choices, n=1, cutoff=0.5
+    )
     if near_values:
         line += f"; did you mean {near_values[0]!r}?"
     return line + _type_hint(value, items)

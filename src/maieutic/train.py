@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -90,11 +91,13 @@ def leave(code: int) -> NoReturn:
     thread that waits for the interpreter lock, which the freeing thread holds; and a gloo thread that frees the tensors of its
     last collective once the interpreter is ending is unwound out of a destructor, which is std::terminate (exit code 134).
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
         sys.exit(code)
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):  # a closed pipe must not change the exit code
+                stream.flush()
     os._exit(code)
 
 

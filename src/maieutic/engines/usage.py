@@ -26,8 +26,8 @@ class Usage:
     failures: int = 0
     """Requests that gave nothing after their retries."""
     cancelled: int = 0
-    """Requests given up while they were under way, as those of a post-test that went ahead and was not needed: their tokens are
-    not counted below, and a provider may charge for them."""
+    """Requests given up before their answer came, those that still waited for a slot included: a post-test that went ahead and
+    was not needed, a stopped run. Their tokens are not counted below, and a provider may charge for them."""
     moved: int = 0
     """Dialogues that went on at another server because theirs was lost."""
     prompt_tokens: int = 0

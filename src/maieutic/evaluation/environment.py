@@ -136,7 +136,7 @@ def _settings(parts: Parts, arm: Arm, pairs: list[ProblemPair]) -> dict[str, Any
         "suite": parts.recipe.environment.model_dump(mode="json"),
         "seed": parts.recipe.seed,
         "arm": identity(arm.spec),
-        "env": parts.env.env.model_dump(mode="json"),
+        "env": parts.env.env.model_dump(mode="json", exclude={"post_test_ahead"}),
         "prompts": digest(vars(parts.env.templates) | {"defaults": None}),
         "reward": experiment.reward.model_dump(mode="json"),
         "students": [s.model_dump(mode="json", exclude={"engine"}) for s in experiment.students],

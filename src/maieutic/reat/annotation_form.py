@@ -36,9 +36,14 @@ const root = document.getElementById('root');
 function el(tag, text, cls) { const e = document.createElement(tag); if (text !== undefined) e.textContent = text;
   if (cls) e.className = cls; return e; }
 function lost() { document.getElementById('lost').hidden = false; }
-function keep() { unsaved = true; try { localStorage.setItem(store, JSON.stringify(filled)); } catch { lost(); } }
-try { filled = JSON.parse(localStorage.getItem(store)) || filled; } catch { lost(); }
-addEventListener('beforeunload', e => { if (unsaved) e.preventDefault(); });
+let keeps = true;
+function plain(x) { return x !== null && typeof x === 'object' && !Array.isArray(x); }
+function keep() { unsaved = true;
+  if (keeps) { try { localStorage.setItem(store, JSON.stringify(filled)); } catch { lost(); } } }
+try { const was = JSON.parse(localStorage.getItem(store));
+  if (was !== null) { if (!plain(was) || !plain(was.turns) || !plain(was.pairs)) throw new TypeError('no form'); filled = was; }
+} catch { keeps = false; lost(); }
+addEventListener('beforeunload', e => { if (unsaved) { e.preventDefault(); e.returnValue = true; } });
 function choose(label, options, value, set, hint) {
   const l = el('label', label + ' '); if (hint) l.title = hint; const s = el('select');
   for (const o of ['', ...options]) { const x = el('option', o); x.value = o; s.append(x); }
@@ -55,7 +60,7 @@ function show() {
       for (const dim of data.dimensions) { const scale = dim === 'adaptation' ? [...data.scale, 'NA'] : data.scale;
         turn.append(choose(dim, scale, filled.turns[key][dim], v => { filled.turns[key][dim] = v; }, data.guide[dim])); }
       const n = el('input'); n.placeholder = 'notes'; n.value = filled.turns[key].notes || '';
-      n.addEventListener('change', () => { filled.turns[key].notes = n.value; keep(); }); turn.append(n);
+      n.addEventListener('input', () => { filled.turns[key].notes = n.value; keep(); }); turn.append(n);
       box.append(turn); }
     if (d.last) box.append(el('pre', d.last, 'student'));
     sides.append(box); }
@@ -80,7 +85,7 @@ function rows() {
 document.getElementById('back').addEventListener('click', () => { if (at > 0) { at--; show(); } });
 document.getElementById('next').addEventListener('click', () => { if (at < data.pairs.length - 1) { at++; show(); } });
 const who = document.getElementById('name'); who.value = filled.name || '';
-who.addEventListener('change', () => { filled.name = who.value; keep(); });
+who.addEventListener('input', () => { filled.name = who.value; keep(); });
 document.getElementById('save').addEventListener('click', () => { const a = el('a');
   a.href = URL.createObjectURL(new Blob([JSON.stringify(rows(), null, 1)], {type: 'application/json'}));
   a.download = 'annotation-' + (filled.name || 'anonymous').replace(/[^A-Za-z0-9_-]+/g, '_') + '.json'; a.click();
@@ -111,6 +116,7 @@ def form(pairs: Sequence[dict[str, Any]]) -> str:
         f"problem was finished. The two dialogues need not run in parallel.</p><ul>{guide}</ul>"
         '<nav><label>Your name <input id="name"></label> <button id="back">Back</button> <span id="where"></span> '
         '<button id="next">Next</button> <button id="save">Save as a file</button> <strong id="lost" hidden>'
-        'This browser keeps nothing: save as a file before you leave the page.</strong></nav><main id="root"></main>'
+        "What you fill in is not kept in this browser: save as a file before you leave the page.</strong></nav>"
+        '<main id="root"></main>'
         f'<script type="application/json" id="data">{embed_json(data)}</script><script>{SCRIPT}</script></body></html>\n'
     )

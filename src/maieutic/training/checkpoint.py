@@ -42,9 +42,11 @@ _FREE_KEYS = (
     "eval",
     "training.max_steps",
     "training.logit_chunk",
+    "env.post_test_ahead",
 )
 """Keys of a recipe that may differ on resume: none of them changes what a step computes (in how many pieces logits are made shows
-in the last bits of sums alone, and its default was a number once)."""
+in the last bits of sums alone, and its default was a number once; when a post-test is
+posed changes no reward, and was a switch once)."""
 _FREE_ENGINE_KEYS = re.compile(
     r"\.engine\.(urls|http|start_timeout_s|served_name|api_key_env|price|push|push_folder|push_timeout_s|serve_args)\b"
 )

@@ -88,7 +88,7 @@ def run_sft(recipe: SftRecipe) -> SftResult:
     """Gather, filter, train, save. Raises named errors: a recipe that does not fit, data that cannot be read, too few turns."""
     import torch
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise RecipeError("maieutic sft runs in one process: start it without a launcher")
     start = time.monotonic()
     experiment = _experiment(recipe)

@@ -200,7 +200,9 @@ def _settings(
 ) -> tuple[dict[str, Any], str]:
     """Settings of the measurement with defaults filled in and without what cannot change a number, and the tutor's prompt."""
     try:
-        full = EnvSpec.model_validate(env).model_dump(mode="json")
+        timing = {"post_test_ahead"}
+        kept = {key: value for key, value in env.items() if key not in timing}
+        full = EnvSpec.model_validate(kept).model_dump(mode="json", exclude=timing)
         out = {
             "env": full,
             # Where a model is served changes no number.
