@@ -468,6 +468,14 @@ def test_dump_leaves_room_for_the_environments_own_defaults(minimal: Path, tmp_p
     assert load_recipe(write(tmp_path / "m.yaml", dump_recipe(merged))).env.end_after == 1
 
 
+def test_the_folder_of_a_run_names_its_recipe(minimal: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="a folder, not a recipe file$"):
+        load_recipe(tmp_path)
+    own = write(tmp_path / "recipe.yaml", minimal.read_text())
+    with pytest.raises(RecipeError, match=f"did you mean {own}\\?$"):
+        load_recipe(tmp_path)
+
+
 def test_hash_changes_with_the_experiment_only(minimal: Path) -> None:
     base = recipe_hash(load_recipe(minimal))
     assert len(base) == 16

@@ -259,7 +259,9 @@ def test_a_folder_with_a_run_is_not_used_twice(tmp_path: Path) -> None:
         (folder.root / opened / "events").write_text("x")
     folder.prepare(made, resuming=False)
     folder.metrics.write_text("{}\n")
-    with pytest.raises(RunFolderError, match="resume=auto, or start another with name="):
+    with pytest.raises(
+        RunFolderError, match=r"resume=auto and .*/recipe\.yaml\), or start another with name="
+    ):
         folder.prepare(made, resuming=False)
     folder.prepare(made, resuming=True)
 

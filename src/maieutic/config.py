@@ -244,8 +244,8 @@ class EnvSpec(Section):
     """Below this share of graded answers the episode is excluded."""
     post_test_ahead: Literal["never", "tail", "always"] = "never"
     """Pose a training episode's post-test while its gates are judged, and cancel it when they reject: rollouts end earlier, and
-    students spend time on rejected episodes. ``tail``: only once most dialogues of the rollout have ended, when nothing else is
-    left to hide the gates behind. Evaluations always do, since they test every episode."""
+    students spend time on rejected episodes. ``tail``: only once at most one in eight of the rollout's dialogues still goes on,
+    when little is left to hide the gates behind. Evaluations always do, since they test every episode."""
     student_retries: Annotated[int, Field(ge=0)] = 2
     """Most regenerations of a student turn that is empty or out of role."""
 

@@ -57,7 +57,9 @@ def locate(path_or_name: str | Path) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        raise RecipeError(f"{path}: a folder, not a recipe file")
+        own = path / "recipe.yaml"
+        hint = f"; did you mean {own}?" if own.is_file() else ""
+        raise RecipeError(f"{path}: a folder, not a recipe file{hint}")
     from maieutic.resources import find_recipe
 
     return find_recipe(str(path_or_name))

@@ -126,7 +126,7 @@ def check_recipe(state: TrainState, recipe: Recipe, where: Path) -> None:
     raise CheckpointError(
         f"{where} was written with another recipe:\n"
         + "\n".join(lines)
-        + "\nresume with the recipe of the run's folder, or start a new run (name=…, tutor.init_from=…)"
+        + "\nresume with the run's own recipe.yaml, in its folder, or start a new run (name=…, tutor.init_from=…)"
     )
 
 

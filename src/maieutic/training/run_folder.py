@@ -56,7 +56,8 @@ class RunFolder:
         """
         if not resuming and self.root.exists() and self._holds_a_run(recipe.tracking.project):
             raise RunFolderError(
-                f"{self.root} already holds a run: continue it with resume=auto, or start another with name=<new name>"
+                f"{self.root} already holds a run: continue it with resume=auto and the settings it "
+                f"had (they are in {self.root / 'recipe.yaml'}), or start another with name=<new name>"
             )
         with named_os_errors(f"the run folder {self.root}"):
             for folder in (self.root, self.transcripts, self.checkpoints):
