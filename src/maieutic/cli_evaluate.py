@@ -58,11 +58,14 @@ def evaluate(
 ) -> None:
     """Evaluate a tutor. Can be stopped and started again: the result files do not differ."""
     from maieutic.evaluation.config import load_evaluation_recipe
+    from maieutic.evaluation.own_world import other_world
     from maieutic.evaluation.suites import compare_in
     from maieutic.evaluation.suites import evaluate as run
 
     loaded = load_evaluation_recipe(recipe, overrides or [])
     folder = out / loaded.name
+    if warning := other_world(loaded, tutor):
+        typer.echo(f"WARNING: {warning}", err=True)
 
     def progress(name: str) -> Callable[[int, int], None]:
         return lambda done, total: typer.echo(f"{name}: {done} of {total}", err=True)
