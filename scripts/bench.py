@@ -40,13 +40,13 @@ class Script:
 
 TABLE = (
     Script("harness", ("1", "10"), 5),
-    Script("rollout_efficiency", ("2",), 6, vllm=True),
-    Script("makespan", ("3",), 4),
+    Script("rollout_efficiency", ("2",), 4, vllm=True),
+    Script("makespan", ("3",), 3),
     Script("prefix_cache", ("4",), 4, vllm=True),
     Script("scoring_overlap", ("5",), 4),
-    Script("training_step", ("6", "7"), 9),
+    Script("training_step", ("6", "7"), 10),
     Script("logit_memory", ("8",), 2),
-    Script("weight_push", ("9",), 4, vllm=True),
+    Script("weight_push", ("9",), 5, vllm=True),
 )
 OTHERS = tuple(
     Script(name, (), minutes)

@@ -209,6 +209,10 @@ class RewardSpec(Section):
         return self
 
 
+ENV_TIMING = {"post_test_ahead"}
+"""Keys of ``env`` that decide when something is computed, never what: they are no part of an experiment's identity."""
+
+
 class EnvSpec(Section):
     """What an episode is. Values left out come from ``envs/<name>/env.yaml``; prompts are the files beside it."""
 

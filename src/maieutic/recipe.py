@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from maieutic import yaml12
-from maieutic.config import Recipe
+from maieutic.config import ENV_TIMING, Recipe
 from maieutic.errors import RecipeError
 from maieutic.recipe_errors import explain, nearest_key
 from maieutic.yaml12 import KeyPath, dotted
@@ -76,7 +76,14 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml12.dump(data)
 
 
-NOT_SCIENCE = ("name", "output_dir", "offline", "tracking", "checkpoint", "env.post_test_ahead")
+NOT_SCIENCE = (
+    "name",
+    "output_dir",
+    "offline",
+    "tracking",
+    "checkpoint",
+    *(f"env.{key}" for key in sorted(ENV_TIMING)),
+)
 
 
 def recipe_hash(recipe: Recipe, ignore: Sequence[str] = NOT_SCIENCE) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from maieutic.config import ENV_TIMING
 from maieutic.env.base import Episode, PostTest, Student
 from maieutic.env.play import draw_student
 from maieutic.env.reward import normalised_gain
@@ -136,7 +137,7 @@ def _settings(parts: Parts, arm: Arm, pairs: list[ProblemPair]) -> dict[str, Any
         "suite": parts.recipe.environment.model_dump(mode="json"),
         "seed": parts.recipe.seed,
         "arm": identity(arm.spec),
-        "env": parts.env.env.model_dump(mode="json", exclude={"post_test_ahead"}),
+        "env": parts.env.env.model_dump(mode="json", exclude=ENV_TIMING),
         "prompts": digest(vars(parts.env.templates) | {"defaults": None}),
         "reward": experiment.reward.model_dump(mode="json"),
         "students": [s.model_dump(mode="json", exclude={"engine"}) for s in experiment.students],

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from maieutic.config import CheckpointSpec, Recipe
+from maieutic.config import ENV_TIMING, CheckpointSpec, Recipe
 from maieutic.errors import CheckpointError
 from maieutic.training.run_folder import named_os_errors
 
@@ -42,11 +42,10 @@ _FREE_KEYS = (
     "eval",
     "training.max_steps",
     "training.logit_chunk",
-    "env.post_test_ahead",
+    *(f"env.{key}" for key in sorted(ENV_TIMING)),
 )
 """Keys of a recipe that may differ on resume: none of them changes what a step computes (in how many pieces logits are made shows
-in the last bits of sums alone, and its default was a number once; when a post-test is
-posed changes no reward, and was a switch once)."""
+in the last bits of sums alone, and its default was a number once)."""
 _FREE_ENGINE_KEYS = re.compile(
     r"\.engine\.(urls|http|start_timeout_s|served_name|api_key_env|price|push|push_folder|push_timeout_s|serve_args)\b"
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from maieutic.config import EnvSpec, JudgeSpec, RewardSpec, StudentSpec
+from maieutic.config import ENV_TIMING, EnvSpec, JudgeSpec, RewardSpec, StudentSpec
 from maieutic.errors import MaieuticError, RunFolderError
 from maieutic.report.comparison.samples import Sample, sample
 from maieutic.report.run_data import RunData, _read_metrics, _read_recipe
@@ -200,9 +200,8 @@ def _settings(
 ) -> tuple[dict[str, Any], str]:
     """Settings of the measurement with defaults filled in and without what cannot change a number, and the tutor's prompt."""
     try:
-        timing = {"post_test_ahead"}
-        kept = {key: value for key, value in env.items() if key not in timing}
-        full = EnvSpec.model_validate(kept).model_dump(mode="json", exclude=timing)
+        kept = {key: value for key, value in env.items() if key not in ENV_TIMING}
+        full = EnvSpec.model_validate(kept).model_dump(mode="json", exclude=ENV_TIMING)
         out = {
             "env": full,
             # Where a model is served changes no number.
